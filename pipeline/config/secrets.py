@@ -13,9 +13,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 from urllib.parse import quote, unquote
 
-from lachesis.pipeline.common.safe_text import MASK, hide, without_hidden
-from lachesis.pipeline.config.secret_names import is_ambiguous, is_plain_number, is_secret_name
-from lachesis.pipeline.config.secret_texts import mask_header, mask_secrets, secrets_in
+from lachesis.pipeline.common.safe_text import MASK, hide
+from lachesis.pipeline.common.secret_names import is_ambiguous, is_plain_number, is_secret_name
+from lachesis.pipeline.common.secret_texts import mask_header, secrets_in, without_secrets
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MASK", "is_secret_name", "key_in_variable", "masked", "remember_secrets", "without_secrets"]
@@ -30,11 +30,6 @@ _VALUE_FIELDS = ("value", "val", "default", "content", "text")
 _MIN_LINE_CHARS = 16
 """A shorter line of a secret is not looked for by itself."""
 _MAX_WORD_CHARS = 16
-
-
-def without_secrets(text: str) -> str:
-    """Return the text without credentials of addresses, headers and options, and without known secrets."""
-    return without_hidden(mask_secrets(text))
 
 
 def remember_secrets(tree: Any, name: str = "") -> None:

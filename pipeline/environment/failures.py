@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.secret_texts import error_text, without_secrets
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import DataError, EnvironmentCodeError, PromptTooLongError
 
@@ -113,7 +114,7 @@ class GroupFailures:
         Raises `EnvironmentCodeError` when `most` groups in a row failed.
         """
         self.in_a_row += 1
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         reason = _VARIES.sub("#", text)
         if reason not in self._logged and len(self._logged) < _MAX_REASONS:
             self._logged.add(reason)
@@ -122,7 +123,7 @@ class GroupFailures:
         self._service.vitals.metrics[f"environment/{self._env}/failed"] = (
             self._service.vitals.metrics.get(f"environment/{self._env}/failed", 0.0) + 1.0
         )
-        said = " ".join(str(error).split())
+        said = " ".join(without_secrets(str(error)).split())
         self._service.set_note("failure", said)
         if self.in_a_row >= _FAILURES_TOLD:
             self._service.set_problem(

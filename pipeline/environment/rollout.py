@@ -24,6 +24,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import finite_number
+from lachesis.pipeline.common.secret_texts import error_text, without_secrets
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
@@ -331,7 +332,7 @@ async def _reward(env: Environment, task: Task, session: Session) -> Reward:
             raise
         where = f"{type(env).__name__}.reward"
         log_failure(where, error)
-        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_MAX_TEXT_CHARS]) from error
+        raise InfrastructureError(f"{where}: {error_text(error)}"[:_MAX_TEXT_CHARS]) from error
 
 
 def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
@@ -485,8 +486,8 @@ def deciding_error(error: Exception) -> Exception:
 def describe_error(error: Exception) -> str:
     """Return what a user's code has raised, its place in the code, and how to mend it where that is known."""
     if isinstance(error, EnvironmentCodeError):
-        return str(error)[:_MAX_TEXT_CHARS]  # it says all of that, and was raised by this package
+        return without_secrets(str(error))[:_MAX_TEXT_CHARS]  # it says all of that, and was raised by this package
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_TEXT_CHARS]
+    said = error_text(error).removesuffix(": ")[:_MAX_TEXT_CHARS]
     return with_cure(said + where, error)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.collecting import collect_config, max_context_of
 from lachesis.pipeline.environment.config import CollectConfig
@@ -116,7 +117,7 @@ class InferenceTest:
         try:
             task = self._env.task(self.indices[step])
         except Exception as error:  # noqa: BLE001 - the boundary to other people's code
-            text = f"task({self.indices[step]}): {type(error).__name__}: {error}"
+            text = f"task({self.indices[step]}): {error_text(error)}"
             bug = _Attempt(None, RequestMeter(model.connect()), "environment_bug", text)
             return [_record(model.name, step, number, "?", attempt=bug) for number in range(self._samples)]
         attempts: dict[int, _Attempt] = {}
@@ -192,7 +193,7 @@ class InferenceTest:
         try:
             return await self._env.score(draft.task, draft.sessions[0]), None
         except Exception as error:  # noqa: BLE001 - the boundary to other people's code
-            return None, f"{name}.score: {type(error).__name__}: {error}"
+            return None, f"{name}.score: {error_text(error)}"
 
 
 class RequestMeter:

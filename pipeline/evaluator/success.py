@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from lachesis.pipeline.common.real_number import finite_number
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
@@ -52,7 +53,7 @@ def success_scorer(
         except LachesisError:
             raise
         except Exception as error:
-            raise EnvironmentCodeError(f"{type(env).__name__}.score: {type(error).__name__}: {error}") from error
+            raise EnvironmentCodeError(f"{type(env).__name__}.score: {error_text(error)}") from error
 
     async def by_raters(draft: GroupDraft) -> Sequence[float | None]:
         group = build_group(draft, run=run, env=name, producer="evaluator", epoch=0, counter=0, tokenizer_hash="-")

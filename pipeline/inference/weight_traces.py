@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.spans import Span, SpanKind, batch_trace, span_id
 from lachesis.schemas.ids import PolicyVersion
@@ -39,7 +40,7 @@ def _traced(
     try:
         yield
     except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"[:500]
+        error = error_text(raised)[:500]
         raise
     finally:
         trace = batch_trace(service.run, trainer, step - 1)

@@ -6,6 +6,7 @@ The message itself stays where it is stored.
 import time
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, DeadLetter
@@ -49,7 +50,7 @@ def dead_letter(
         stream=message.stream,
         seq=message.seq,
         group=group,
-        reason=f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS],
+        reason=error_text(error)[:_MAX_REASON_CHARS],
         place=f"{service.name} {service.instance}",
         time_ns=time.time_ns(),
         trace_id=group,

@@ -27,6 +27,7 @@ from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
+from lachesis.pipeline.runtime.shown_vitals import shown_vitals
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -134,6 +135,7 @@ class Service:
             state = "draining" if stage.state == "draining" else "waiting"
             since_ns = stage.since_ns if stage.state == state else None
             stage = msgspec.structs.replace(stage, state=state, note=shortage, since_ns=since_ns)
+        stage = shown_vitals(stage)
         beat = Heartbeat(
             run=self.run,
             service=self.name,

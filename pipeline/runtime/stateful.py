@@ -29,6 +29,7 @@ import anyio
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import confirm_newer
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
@@ -148,7 +149,7 @@ class StatefulStage(ABC, Generic[E]):
                 raise
             raise self._unreadable(str(error)) from error
         except _MALFORMED as error:
-            raise self._unreadable(f"{type(error).__name__}: {error}") from error
+            raise self._unreadable(error_text(error)) from error
 
     def _unreadable(self, why: str) -> LedgerError:
         return LedgerError(

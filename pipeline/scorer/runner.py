@@ -28,6 +28,7 @@ from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import without_addresses
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.common.usual_times import UsualTimes
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
@@ -287,7 +288,7 @@ class _MemberCalls:
 
     def _failure_text(self, error: BaseException) -> str:
         log_failure(f"rater {self.member.name}", error)
-        return with_cure(without_addresses(f"{type(error).__name__}: {error}")[:_MAX_DETAIL], error)
+        return with_cure(without_addresses(error_text(error))[:_MAX_DETAIL], error)
 
     def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
         self._breaker.failed(anyio.current_time())

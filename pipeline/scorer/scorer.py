@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lachesis.pipeline.common.secret_texts import without_secrets
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
@@ -223,7 +224,7 @@ def load_scorer(
 def _first_failure(column: Sequence[Rating]) -> str:
     """Return in words why the first rating that should be there is not, empty where all are."""
     failed = (rating for rating in column if rating.status not in {"ok", "abstain"})
-    return next((rating.detail[:_MAX_DETAIL] or rating.status for rating in failed), "")
+    return next((without_secrets(rating.detail)[:_MAX_DETAIL] or rating.status for rating in failed), "")
 
 
 def samples_of(group: RolloutGroup) -> list[Sample]:

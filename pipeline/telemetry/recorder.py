@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.spans import Attributes, Span, SpanKind, root_id, span_id
 
@@ -91,7 +92,7 @@ def _recorded(
     try:
         yield found
     except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"[:500]
+        error = error_text(raised)[:500]
         found["error.type"] = type(raised).__name__
         raise
     finally:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import torch
 
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.model.device import lacks_deterministic_form
 from lachesis.pipeline.model.packed_attention import attends_by, install_packed_attention
 from lachesis.pipeline.model.tensors import vocabulary_of
@@ -186,7 +187,7 @@ def _compare(model: Any, logprobs: Callable[[PackedBatch], torch.Tensor], batch:
     except Exception as error:  # the model's own code, with rows that it was not made for
         if is_out_of_memory(error) or lacks_deterministic_form(error):
             raise
-        return f"fails with rows in one: {type(error).__name__}: {error}"[:300]
+        return f"fails with rows in one: {error_text(error)}"[:300]
     difference = padded.difference(packed)
     return None if difference is None else f"computes something else with rows in one: {difference}"
 

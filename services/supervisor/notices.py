@@ -23,6 +23,7 @@ from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, Past
 from lachesis.pipeline.notices.facts import Moment, ProcessFact
 from lachesis.pipeline.notices.silence import ENDED
 from lachesis.pipeline.notices.text import notice_line
+from lachesis.pipeline.runtime.shown_vitals import shown_notice
 from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
@@ -165,7 +166,7 @@ class RunNotices:
         self._board.report("shortage", [] if shortage is None else [_shortage_notice(shortage, now.ns)])
         files = describe_open_files()
         self._board.report("files", [] if files is None else [_files_notice(files, now.ns)])
-        notices = self._board.notices(now)
+        notices = [shown_notice(one) for one in self._board.notices(now)]
         begun, ended = self._changes.update(notices, now.s)
         self._history.record(self._changes.open, ended, now.ns)
         for one in [one for one in begun if one.key != ENDED]:  # the supervisor logs each end

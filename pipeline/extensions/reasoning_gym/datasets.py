@@ -20,6 +20,7 @@ import msgspec
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import IMPORT_LOCK
+from lachesis.pipeline.tasks.gym_guard import guard_reasoning_gym
 from lachesis.pipeline.tasks.splits import Split, canonical_prompt, split_of
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -77,6 +78,7 @@ def _import_reasoning_gym() -> ModuleType:
     try:
         module = importlib.import_module("reasoning_gym")
         importlib.import_module("reasoning_gym.utils")
+        guard_reasoning_gym()
     except ModuleNotFoundError as error:
         raise StartupError(
             f"reasoning-gym cannot be imported, for {error.name!r} is missing: {install_command('reasoning-gym')}"

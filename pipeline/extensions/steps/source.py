@@ -11,6 +11,7 @@ from typing import Any
 import anyio.to_thread
 
 from lachesis.pipeline.common.real_number import finite_number
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import load_module
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.session import Session
@@ -168,7 +169,7 @@ def _registered(module: str, package: str, name: str, fixed: dict[str, Any]) -> 
         try:
             return library.make(name, **fixed, **settings)
         except Exception as error:
-            raise EnvironmentCodeError(f"{module}.make({name!r}): {type(error).__name__}: {error}") from error
+            raise EnvironmentCodeError(f"{module}.make({name!r}): {error_text(error)}") from error
 
     return make
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
 from lachesis.schemas.errors import ConfigError, DataError
@@ -97,7 +98,7 @@ class OwnEstimator(Estimator):
                 values = [float(value) for value in self._function(group, **self._params)]
         except Exception as error:  # the user's code: it costs its group, with the reason
             log_failure(f"estimator {self.name}", error)
-            raise DataError(f"estimator {self.name}: {type(error).__name__}: {error}"[:_MAX_REASON]) from error
+            raise DataError(f"estimator {self.name}: {error_text(error)}"[:_MAX_REASON]) from error
         if len(values) != group.n:
             raise DataError(f"estimator {self.name} returned {len(values)} advantages for {group.n} rewards.")
         wrong = next((value for value in values if not abs(value) <= MAX_ABS_ADVANTAGE), None)

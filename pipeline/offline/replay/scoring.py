@@ -11,6 +11,7 @@ import msgspec
 import tenacity
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
@@ -63,7 +64,7 @@ class ReplayScorer:
             except InfrastructureError:
                 score = await self._retrying(f"score a rollout of {env}")(scorer.score, rollout.group, rollout.seq)
         except DataError as error:
-            return ScoreOrReason(None, f"{type(error).__name__}: {error}")
+            return ScoreOrReason(None, error_text(error))
         stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
         return ScoreOrReason(msgspec.structs.replace(score, stamps=[stamp]))
 

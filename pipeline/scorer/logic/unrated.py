@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lachesis.pipeline.common.secret_texts import without_secrets
 from lachesis.pipeline.scorer.rater import Rating
 
 __all__ = ["ABSTAINED", "UnratedGroups"]
@@ -74,4 +75,4 @@ class UnratedGroups:
 
 
 def _reason(rating: Rating) -> str:
-    return f"{rating.status}, {rating.detail}".strip(", ")
+    return without_secrets(f"{rating.status}, {rating.detail}".strip(", "))

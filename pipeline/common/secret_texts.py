@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from urllib.parse import unquote
 
-from lachesis.pipeline.common.safe_text import MASK
-from lachesis.pipeline.config.secret_names import is_secret_header, is_secret_name
+from lachesis.pipeline.common.safe_text import MASK, without_hidden
+from lachesis.pipeline.common.secret_names import is_secret_header, is_secret_name
 
-__all__ = ["mask_header", "mask_secrets", "secrets_in"]
+__all__ = ["error_text", "mask_header", "mask_secrets", "secrets_in", "without_secrets"]
 
 _SCHEME = r"(?:Basic|Bearer|Token|ApiKey|Digest|Negotiate)"
 _NAME = r"(?P<name>[A-Za-z][\w.-]{0,127})"
@@ -89,6 +89,16 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[str], bool]]] = [
     *((re.compile(one), _any_name) for one in _KEYS),
 ]
 _WHOLE_HEADER = re.compile(rf"\A\s*{_NAME}:\s+(?P<secret>\S.*)\Z", re.DOTALL)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without credentials of addresses, headers and options, and without known secrets."""
+    return without_hidden(mask_secrets(text))
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the words of an exception without secrets: users' code repeats what it was given."""
+    return without_secrets(f"{type(error).__name__}: {error}")
 
 
 def mask_secrets(text: str) -> str:
