@@ -36,9 +36,10 @@ LIKE_KEYS = (
     note = "sk-{CANARY}-form", hub = "hf_{PLAIN}form1", git = "ghp_{PLAIN}form2", cloud = "AKIA{PLAIN.upper()}",
     jwt_like = "eyJhbGciOiJIUzI1NiJ9.{PLAIN}form3.sig", block = "-----BEGIN PRIVATE KEY-----\\n{CANARY}-pem\\n-----END \
 PRIVATE KEY-----", pat = "{CANARY}-pat", access_key_id = "{CANARY}-id", dsn = "{CANARY}-dsn", sas = "{CANARY}-sas",
-    session = "{CANARY}-session", headers = [["Authorization", "{CANARY}-pair"]], deep = [[{{ pem = ["{CANARY}-deep"] }}]],
+    session = "{CANARY}-session", headers = [["Authorization", "{CANARY}-pair"]], cookie = "{CANARY}-cookie",
+    deep = [[{{ pem = ["{CANARY}-deep"] }}]], passphrase = "{CANARY}-phrase",
     lines = ["X-Api-Key: {CANARY}-line"], options = ["serve", "--api-key", "{CANARY}-option"],
-    variables = [{{ name = "API_KEY", value = "{CANARY}-variable" }}], passphrase = "{CANARY}-phrase", cookie = "{CANARY}-cookie",
+    variables = [{{ name = "API_KEY", value = "{CANARY}-variable" }}],
     link = "https://me:{CANARY}-info@h/x?api_key={CANARY}-in-query&sig={CANARY}-sig", bearer = "{CANARY}-bearer",
 }}""".replace("\n    ", " ")
     .replace("\n}", "}")
@@ -181,8 +182,10 @@ def configure(run: Run, judge: str) -> None:
     (run.folder / "token").write_text(f"{CANARY}-gateway\n")
     (run.folder / "webhook").write_text(f"http://me:{CANARY}-webhook@127.0.0.1:9/{CANARY}-hook?token={CANARY}-hooked\n")
     (run.folder / "webhook").chmod(0o600)  # a run does not start otherwise
-    params = f'{{ api_key = "{CANARY}-param", service = "https://me:{CANARY}-service@host/x", settings = {LIKE_KEYS} }}'
-    rated = f'{{ api_key = "{CANARY}-rater", service = "https://me:{CANARY}-rater-service@host/x", settings = {LIKE_KEYS} }}'
+    params, rated = (
+        f'{{ api_key = "{CANARY}-{of}", service = "https://me:{CANARY}-{of}-service@host/x", settings = {LIKE_KEYS} }}'
+        for of in ("param", "rater")
+    )
     parts = run.config.read_text().replace(str(SUMS), str(environment)).split(':Sums"\n')
     run.config.write_text(
         f':Sums"\nparams = {params}\n'.join(parts)
@@ -198,12 +201,10 @@ def configure(run: Run, judge: str) -> None:
 
 
 SHOWN = (
-    ["status", "--json"], ["status"], ["config", "show"], ["config", "show", "--json"], ["doctor"],
-    ["doctor", "--json"], ["health"], ["dead", "list"], ["dead", "list", "--json"], ["trace", "0" * 32], ["gc"],
-    ["rollouts"], ["rollouts", "--json", "--text", "a"],
-    ["health", "--json"], ["plan"], ["plan", "--json"], ["runs", "list"],
-    ["runs", "show", RUN], ["runs", "show", RUN, "--json"], ["env", "verify", "--env", "sums"], ["runs", "logs", RUN], ["runs", "results", RUN], ["reproduce"], ["top", "--once"],
-    ["shadow", "list"], ["eval"], ["verify"], ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
+    ["status", "--json"], ["status"], ["config", "show"], ["config", "show", "--json"], ["doctor", "--json"], ["plan"],
+    ["health"], ["dead", "list", "--json"], ["trace", "0" * 32], ["gc"], ["rollouts", "--json"], ["top", "--once"],
+    ["runs", "show", RUN], ["runs", "logs", RUN], ["runs", "results", RUN], ["env", "verify", "--env", "sums"],
+    ["reproduce"], ["auth", "show"], ["run", "scorer", "--set=scoring.timeout=1"],
 )  # fmt: skip
 """Commands whose output is looked through after the run, the last one for what it says of a setting that is none."""
 
