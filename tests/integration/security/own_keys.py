@@ -152,9 +152,7 @@ class Campaign:
         _, said = self.run.called("doctor", timeout_s=600)
         recover, plan = self.run.called("runs", "recover", RUN, "--yes", timeout_s=600)
         named = "lachesis runs recover" in reason, "lachesis runs recover" in said
-        self.say(
-            identity, f"{what}: `up` ended with {code}; named by its reason {named[0]}, by doctor {named[1]} ({doctor})"
-        )
+        self.say(identity, f"{what}: `up` ended with {code}; named by its reason: {named[0]}, by doctor: {named[1]}")
         print(f"    {[line for line in reason.splitlines() if 'recover' in line][-1:] or reason[-600:]}", flush=True)
         print(f"    recover ({recover}): {plan[-900:]}", flush=True)
         assert any(named), reason

@@ -182,6 +182,26 @@ async def test_a_refusal_of_which_nothing_but_its_end_arrived_is_told_as_one(
         await connect(run="one", name="test", config=config)
 
 
+async def test_a_refused_certificate_is_named_by_the_servers_alert_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    async def refused(_config: object, _run: str, _name: str, _options: object, errors: list[Exception]) -> None:
+        tried.append(1)
+        alert = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
+        alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+        errors.append(alert)
+
+    monkeypatch.setattr("lachesis.pipeline.bus.connection._attempt", refused)
+    config = ConnectionConfig(url="tls://me:secret-1@127.0.0.1:1")
+    with anyio.fail_after(30), pytest.raises(AccessError) as caught:
+        await connect(run="one", name="test", config=config)
+    assert str(caught.value) == (
+        "the server at tls://***@127.0.0.1:1 refuses this client's certificate (TLSV13_ALERT_CERTIFICATE_REQUIRED): "
+        "set nats.cert_file and nats.key_file to one it knows"
+    )
+    assert len(tried) == 1
+
+
 async def test_keys_without_tls(tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
     async with Secured(tmp_path, "one", tls=False) as server, await server.bus("observer"):

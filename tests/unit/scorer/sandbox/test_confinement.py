@@ -14,6 +14,7 @@ import pytest
 from unit.scorer.sandbox.processes import alive, marked
 
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits, files
+from lachesis.pipeline.scorer.sandbox import sandbox as sandbox_module
 
 pytestmark = pytest.mark.outside
 PROCESSES = 16
@@ -324,3 +325,24 @@ def groups() -> set[Path]:
 
 def test_no_part_of_an_answer_is_on_a_command_line() -> None:
     assert not re.search("PROGRAM|INPUT", " ".join(SANDBOX._command("", b"PROGRAM", b"INPUT", 1.0)))
+
+
+def test_the_launcher_ends_a_program_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scorer may be frozen, and then neither ends it nor closes its input."""
+    monkeypatch.setattr(sandbox_module, "_LAUNCH_S", 0.0)
+    made = object.__new__(Sandbox)
+    vars(made).update(vars(SANDBOX) | {"_limits": SandboxLimits(2, 10, 512 << 20, PROCESSES)})
+    program = b"import os, time\nfor _ in range(3): os.fork()\ntime.sleep(600)"
+    with made._folder() as folder:
+        command = made._command(folder, program, b"", 10)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+            assert process.stdin is not None
+            process.stdin.write(made._filter + program)
+            process.stdin.flush()
+            try:
+                assert process.wait(120) != 0
+                assert process.stdout is not None
+                assert process.stdout.read() == b"", "nothing of the program holds its output open"
+            finally:
+                process.kill()
