@@ -200,6 +200,15 @@ class NatsBus:
         stored_in(subject)
         return await self._publisher.store(subject, data, {**(headers or {}), MSG_ID_HEADER: msg_id})
 
+    async def store_empty(self, subject: str, count: int) -> None:
+        """Send `count` empty messages to a stream without waiting for the server.
+
+        A message that is published next and acknowledged is stored after those of them that the server took.
+        """
+        stored_in(subject)
+        for _ in range(count):
+            await self._link.send(subject, b"")
+
     async def publish_large(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> PubAck:

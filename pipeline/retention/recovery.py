@@ -7,7 +7,6 @@ away. Only the trainer's report and the policy record are deleted, if they contr
 
 from pathlib import Path
 
-import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import StreamUsage
@@ -27,7 +26,8 @@ from lachesis.schemas.values import from_json
 
 __all__ = ["apply_plan", "read_unfinished"]
 
-_FILLERS_AT_ONCE = 64
+_FILLERS_AT_ONCE = 1000
+"""Fillers that are sent before the server says that it stored them; it drops what is much more than that."""
 _RESCORED = ("scorer", "teacher")
 
 
@@ -127,14 +127,10 @@ async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
     if subject is None:
         return
     while (last := (await bus.usage(loss.stream)).last) < loss.last:
-        async with anyio.create_task_group() as tasks:
-            for number in range(last + 1, min(loss.last, last + _FILLERS_AT_ONCE) + 1):
-                tasks.start_soon(_store_filler, bus, subject, f"{plan.id}.{loss.stream}.{number}")
+        count = min(loss.last - last, _FILLERS_AT_ONCE)
+        await bus.store_empty(subject, count - 1)
+        await bus.publish(subject, b"", msg_id=f"recovery.{plan.id}.{loss.stream}.{last}.{count}")
     await bus.delete_all(loss.stream, [subject], keep=1)  # while one is stored, the stream cannot fall back behind it
-
-
-async def _store_filler(bus: NatsBus, subject: str, name: str) -> None:
-    await bus.publish(subject, b"", msg_id=f"recovery.{name}")
 
 
 async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:

@@ -45,7 +45,7 @@ SHOWING = (
 )  # fmt: skip
 """Commands that show a run to people."""
 STEPS = 100_000
-FURTHER = 3
+FURTHER = 8
 """Steps that the run has to take after each attack."""
 FAR = {"near": 1000, "far": (1 << 20) - 1, "impossible": 10**12}
 _MARKED = ("index", "covers", "watermark", "events_cursor", "step", "ledger_index", "next_batch", "count", "window")

@@ -207,15 +207,20 @@ async def test_the_trainer_refuses_a_forged_batch_before_it_trains_on_it(
     assert [entry async for entry in follow_ledger(bus, RUN, "main", at, follow=False)] == []
 
 
-async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(bus: NatsBus, config: RunConfig) -> None:
+@pytest.mark.parametrize("beyond", [5, pytest.param(stream_marks.MAX_LOST - 1, marks=pytest.mark.slow)])
+async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(
+    bus: NatsBus, config: RunConfig, beyond: int
+) -> None:
+    """What may have been lost is taken for lost, whoever says so: filling up costs seconds, and no rollout."""
     await write_ledger(bus)
     end = (await bus.usage(ROLLOUTS)).last
-    await append(bus, await following(bus, watermark=end + 5, written_ns=time.time_ns()))
+    await append(bus, await following(bus, watermark=end + beyond, written_ns=time.time_ns()))
     with pytest.raises(HistoryLostError, match="lachesis runs recover"):
         await refuse_rolled_back(bus, config)
     plan = await recover(bus, config)
-    assert [(loss.stream, loss.last) for loss in plan.losses] == [(ROLLOUTS, end + 5)]
-    assert (await bus.usage(ROLLOUTS)).last == end + 5
+    assert [(loss.stream, loss.last) for loss in plan.losses] == [(ROLLOUTS, end + beyond)]
+    usage = await bus.usage(ROLLOUTS)
+    assert (usage.last, usage.messages) == (end + beyond, end + 1), "one filler stays"
 
 
 async def test_garbage_that_names_garbage_as_the_entry_before_hides_no_ledger(bus: NatsBus, config: RunConfig) -> None:
