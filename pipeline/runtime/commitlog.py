@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.bus.left_out import read_left_out, read_noted
 from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
-from lachesis.pipeline.runtime.stream_marks import StreamMarks, has_lost_after, is_known_lost, recovery_hint
+from lachesis.pipeline.runtime.stream_marks import MAX_LOST, StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, StreamMark
 from lachesis.schemas.codec import Event, encode
@@ -119,6 +119,11 @@ class CommitLog(Generic[E]):
         end = last.seq if last else 0
         if log._last > end:
             run = subjects.run_of(subject)
+            if log._last > (await bus.usage(stream)).last + MAX_LOST:
+                raise LedgerError(
+                    f"{subject}: the newest snapshot covers commit {log.index - 1} at sequence {log._last} of "
+                    f"{stream}, which never held so many messages. {recovery_hint(run)}"
+                )
             if not await is_known_lost(bus, run, stream, log._last):
                 raise HistoryLostError(
                     f"{subject}: ends at sequence {end}, before commit {log.index - 1} at {log._last}, which a "

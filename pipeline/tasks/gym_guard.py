@@ -94,7 +94,7 @@ def parse_formula(text: object, *args: Any, **named: Any) -> Any:
 
     Raises `ValueError` for all else: sympy's parser runs it as Python.
     """
-    from sympy.parsing.sympy_parser import parse_expr
+    from sympy.parsing.sympy_parser import parse_expr  # type: ignore[import-untyped]
 
     check_formula(text)
     return parse_expr(text, *args, **named)
@@ -121,7 +121,7 @@ class _GuardedSympy(ModuleType):
     parse_expr = staticmethod(parse_formula)
 
     def __getattr__(self, name: str) -> Any:
-        import sympy
+        import sympy  # type: ignore[import-untyped]
 
         return _sympify if name == "sympify" else getattr(sympy, name)
 
@@ -137,7 +137,7 @@ def _sympify(value: Any, *args: Any, **named: Any) -> Any:
 def guard_reasoning_gym() -> None:
     """Replace, in each module of reasoning-gym that is imported, what would run a text as Python."""
     import sympy
-    from sympy.parsing import sympy_parser
+    from sympy.parsing import sympy_parser  # type: ignore[import-untyped]
 
     guarded = _GuardedSympy("sympy")
     for name, module in list(sys.modules.items()):

@@ -26,6 +26,8 @@ from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["recover_run"]
 
+_MAX_ROUNDS = 4
+"""Recoveries in a row; each is shown and confirmed."""
 _RECONNECT_S = 2.0
 """Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
 
@@ -33,9 +35,9 @@ _RECONNECT_S = 2.0
 async def recover_run(
     config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool], *, from_first_model: bool = False
 ) -> tuple[RecoveryPlan | None, str | None]:
-    """Recover a run if `confirm`, which gets the plan and whether it was begun before, says so.
+    """Recover a run if `confirm`, which gets the plan and whether it was begun before, says so, until all fits.
 
-    Return the plan, None if all fits, and the file that keeps what was replaced, None if nothing was done.
+    Return the last plan, None if all fits, and the file that keeps what was replaced, None if nothing was done.
     `from_first_model`: training may start over though steps were taken, since no checkpoint is left.
 
     Raises `ConfigError` where the run goes on, `NotFoundError` where there is none, `StartupError` where it cannot be
@@ -53,17 +55,22 @@ async def recover_run(
             lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)
             await lease.acquire()
             async with lease.held():
-                unfinished = read_unfinished(config.path)
-                name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-                unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
-                unusable = unusable._replace(from_first_model=from_first_model)
-                more = [text for text in (lost, unknown) if text is not None]
-                unusable = unusable._replace(problems=[*more, *unusable.problems])
-                plan = unfinished or await make_plan(history.bus, config, name, unusable)
-                if plan is not None and plan is not unfinished and not from_first_model:
-                    _refuse_first_model(config, plan)
-                if plan is not None and confirm(plan, unfinished is not None):
-                    done = str(await apply_plan(history.bus, config, plan))
+                for number in range(_MAX_ROUNDS):  # what was lost may have hidden what a service cannot use
+                    unfinished = read_unfinished(config.path)
+                    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + (f".{number}" if number else "")
+                    unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
+                    unusable = unusable._replace(from_first_model=from_first_model and not number)
+                    more = [text for text in (lost, unknown) if text is not None and not number]
+                    unusable = unusable._replace(problems=[*more, *unusable.problems])
+                    found = unfinished or await make_plan(history.bus, config, name, unusable)
+                    if found is None:
+                        break
+                    if found is not unfinished and not from_first_model:
+                        _refuse_first_model(config, found)
+                    plan = found
+                    if not confirm(found, unfinished is not None):
+                        break
+                    done = str(await apply_plan(history.bus, config, found))
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done
 
