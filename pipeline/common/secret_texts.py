@@ -97,7 +97,7 @@ def without_secrets(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type and the words of an exception without secrets: users' code repeats what it was given."""
+    """Return the type and the words of an exception, without the secrets that users' code repeats."""
     return without_secrets(f"{type(error).__name__}: {error}")
 
 

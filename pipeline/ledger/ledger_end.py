@@ -54,7 +54,10 @@ async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | No
 
 
 async def check_whole_ledger(bus: Bus, config: RunConfig) -> None:
-    """Raise as `read_ledger_end` without patience, and `LedgerError` if any entry does not follow the one before it."""
+    """Raise as `read_ledger_end` without patience.
+
+    Raises `LedgerError`, too, if any entry does not follow the one before it.
+    """
     await read_ledger_end(bus, config, patience_s=0)
     run, trainer = config.run, config.training.name
     entries = follow_ledger(bus, run, trainer, LedgerPosition(), follow=False, refuse_misfits=True)

@@ -12,7 +12,7 @@ __all__ = ["describe_misfit", "describe_reach"]
 
 
 def describe_reach(entry: LedgerEntry, rollouts: int, events: int) -> str | None:
-    """Return which messages an entry refers to that no stream can have held, since so many are never lost at once.
+    """Return which messages an entry refers to that no stream can have held: so many are never lost.
 
     `rollouts` and `events`: where those streams end. None if there are no such references.
     """

@@ -75,7 +75,7 @@ async def follow_ledger(
 
 
 async def refuse_misfit(bus: Bus, entry: LedgerEntry, seq: int, before: LedgerEntry | None) -> None:
-    """Raise `LedgerError` if the batcher cannot have written the entry at `seq` of LEDGER after the entry `before`."""
+    """Raise `LedgerError` if the batcher cannot have written the entry at `seq` after the one `before`."""
     misfit = describe_reach(entry, 0, 0)
     if misfit is not None:  # streams may be that long
         misfit = describe_reach(entry, *[(await bus.usage(name)).last for name in (subjects.ROLLOUTS, subjects.EVENTS)])

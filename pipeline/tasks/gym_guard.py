@@ -48,7 +48,10 @@ _VARIABLE = re.compile(r"[A-Za-z]\d{0,3}")
 
 
 def evaluate(text: object, *_: object) -> Any:
-    """Return the value that a text says: numbers, texts, lists and arithmetic. Raises `ValueError` for all else."""
+    """Return the value of a text of numbers, texts, lists and arithmetic.
+
+    Raises `ValueError` for all else.
+    """
     if not isinstance(text, str) or len(text) > _MAX_CHARS:
         raise ValueError("no value")
     return _value(ast.parse(text.strip(), mode="eval").body)

@@ -35,7 +35,9 @@ _RECONNECT_S = 2.0
 async def recover_run(
     config: RunConfig, confirm: Callable[[RecoveryPlan, bool], bool], *, from_first_model: bool = False
 ) -> tuple[RecoveryPlan | None, str | None]:
-    """Recover a run if `confirm`, which gets the plan and whether it was begun before, says so, until all fits.
+    """Recover a run until all fits, if `confirm` says so.
+
+    `confirm` gets the plan and whether it was begun before.
 
     Return the last plan, None if all fits, and the file that keeps what was replaced, None if nothing was done.
     `from_first_model`: training may start over though steps were taken, since no checkpoint is left.
