@@ -210,6 +210,7 @@ SHOWN = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
