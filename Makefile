@@ -50,7 +50,7 @@ slow: $(VENV)/.dev
 # Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scorer/sandbox \
-	  tests/unit/test_messages_name_no_code.py tests/unit/test_ways_to_code.py tests/unit/tasks/test_gym_guard.py tests/unit/config/test_policy.py \
+	  tests/unit/test_messages_name_no_code.py tests/unit/test_ways_to_code.py tests/unit/extensions/reasoning_gym/test_guard.py tests/unit/config/test_policy.py \
   tests/unit/test_untrusted_code.py tests/unit/common/test_safe_text.py tests/unit/trainer/test_hostile_models.py tests/unit/model/test_shards.py \
 	  tests/unit/extensions/atropos/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
 	  tests/unit/services/test_agent_tools.py tests/unit/services/test_agent_draft.py tests/unit/services/test_agent_server.py \

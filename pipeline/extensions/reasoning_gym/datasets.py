@@ -20,7 +20,7 @@ import msgspec
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import IMPORT_LOCK
-from lachesis.pipeline.tasks.gym_guard import guard_reasoning_gym
+from lachesis.pipeline.extensions.reasoning_gym.guard import guard_reasoning_gym
 from lachesis.pipeline.tasks.splits import Split, canonical_prompt, split_of
 from lachesis.schemas.errors import ConfigError, StartupError
 

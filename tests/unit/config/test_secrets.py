@@ -200,7 +200,7 @@ def test_each_secret_in_a_configuration_is_masked_wherever_a_text_repeats_it(mon
         "env=[{name='API_KEY', value='table-1234'}], session='evaluation', pin=87654321, password=12345678, "
         "command=['-x', '--token', 'option-1234'], u2='http://me:user:info-1@h'}"
     )
-    load(RunConfig, sets=["run=r", f"environments.x={{kind='a:B', params={params}}}"])
+    load(run_config_type(), sets=["run=r", f"environments.x={{kind='a:B', params={params}}}"])
     said = "variable-77 pair-1234 12345678 query-12+34 table-1234 option-1234 user:info-1"
     assert set(without_secrets(said).split()) == {"***"}
     assert without_secrets("an evaluation, 87654321") == "an evaluation, 87654321"

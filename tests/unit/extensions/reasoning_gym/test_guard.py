@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.pipeline.tasks.gym_datasets import create_dataset, import_reasoning_gym, score_answer
-from lachesis.pipeline.tasks.gym_guard import evaluate, parse_formula
+from lachesis.pipeline.extensions.reasoning_gym.datasets import create_dataset, import_reasoning_gym, score_answer
+from lachesis.pipeline.extensions.reasoning_gym.guard import evaluate, parse_formula
 
 pytestmark = pytest.mark.costly
 
