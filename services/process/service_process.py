@@ -49,6 +49,7 @@ from lachesis.schemas.errors import (
     ConfigError,
     EnvironmentCodeError,
     FencedError,
+    HistoryLostError,
     LedgerError,
     OutOfMemoryError,
     PermissionDeniedError,
@@ -75,6 +76,7 @@ __all__ = [
     "EXIT_DRAINED",
     "EXIT_DRAIN_TIMEOUT",
     "EXIT_FENCED",
+    "EXIT_HISTORY_LOST",
     "EXIT_NOT_PERMITTED",
     "EXIT_NO_MEMORY",
     "EXIT_NO_ROOM",
@@ -100,6 +102,7 @@ EXIT_OWN_CODE = 10
 EXIT_NO_MEMORY = 11
 EXIT_NOT_PERMITTED = 12
 EXIT_API_KEY = 13
+EXIT_HISTORY_LOST = 14
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a service write into its log where each of its threads stands."""
@@ -191,6 +194,7 @@ def _explain(error: BaseException) -> int:
         ((OutOfMemoryError,), EXIT_NO_MEMORY),
         ((RankLostError,), EXIT_RANK_LOST),
         ((EnvironmentCodeError,), EXIT_OWN_CODE),
+        ((HistoryLostError,), EXIT_HISTORY_LOST),
         (_REFUSALS, EXIT_STARTUP),
     )
     for kinds, code in ends:

@@ -16,6 +16,7 @@ from pathlib import Path
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
     EXIT_FENCED,
+    EXIT_HISTORY_LOST,
     EXIT_NO_MEMORY,
     EXIT_NO_ROOM,
     EXIT_NOT_PERMITTED,
@@ -34,6 +35,9 @@ MAX_FAILURES = 8
 _MAX_CODE_FAILURES = 3
 """Lives in a row in which an environment's own code failed every group, after which the run ends: code does not change
 by itself, and each of them costs what was generated for it."""
+_MAX_LOST_HISTORY = 3
+"""Lives in a row that found history lost, after which the run ends: each has waited until a leader could speak of the
+past no longer, and `lachesis runs recover` needs the run to be over."""
 _CRASHES = {
     -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 }
@@ -41,6 +45,7 @@ _CRASHES = {
 _REASONS = {
     EXIT_NO_ROOM: "a disk is full",
     EXIT_OWN_CODE: "the code that it runs failed",
+    EXIT_HISTORY_LOST: "the streams of the run do not fit each other",
     EXIT_REFUSED: "its credentials are refused",
     EXIT_API_KEY: "the key is refused with which it asks a server",
 }
@@ -129,8 +134,9 @@ class Restarts:
             life.meaning == EXIT_FENCED and not self._was_ready
         ):  # how often is bounded by the time that it has to become ready
             return min(max(MIN_PAUSE_S, life.seconds), MAX_PAUSE_S)  # trying takes half of the time at most
+        lost = life.meaning == EXIT_HISTORY_LOST
         hopeless = life.meaning == EXIT_OWN_CODE and not life.worked
-        if hopeless:
+        if hopeless or lost:
             self.failures += 1
         elif life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
@@ -139,6 +145,8 @@ class Restarts:
         elif not (life.killed and life.ready):
             self.failures += 1
         if hopeless and self.failures >= _MAX_CODE_FAILURES:
+            return None
+        if lost and self.failures >= (_MAX_LOST_HISTORY if self._was_ready else 2):
             return None
         # A process that never became ready and says why will say it again.
         if self.failures >= (2 if life.meaning == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):

@@ -6,6 +6,7 @@ from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConf
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
     EXIT_FENCED,
+    EXIT_HISTORY_LOST,
     EXIT_NO_MEMORY,
     EXIT_NO_ROOM,
     EXIT_NOT_PERMITTED,
@@ -95,6 +96,12 @@ def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
 def test_a_process_that_was_up_once_and_never_comes_up_again_ends_the_run_however_long_it_tries() -> None:
     assert lives_until_the_end(ProcessLife(1, MAX_PAUSE_S + 1, ready=False)) == MAX_FAILURES
     assert lives_until_the_end(ProcessLife(EXIT_STARTUP, 10.0, ready=False)) is None, "the server is unavailable"
+
+
+def test_one_that_finds_history_lost_ends_the_run_however_long_each_life_looks_for_it() -> None:
+    lost = ProcessLife(EXIT_HISTORY_LOST, MAX_PAUSE_S + 7, ready=False)
+    assert lives_until_the_end(lost) == 3
+    assert "do not fit each other" in str(lost)
 
 
 def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> None:
