@@ -103,10 +103,10 @@ def check_integers(what: str, data: bytes | memoryview) -> None:
 def listed(what: str, values: Any) -> list[Any]:
     """Return the items of `values`, of which `what` names one, as a list.
 
-    Raises `DataError` where there are none to be had in an order: of a number, a text, a table.
+    Raises `DataError` where there are none to be had in an order: of a number, a text, a table, a set.
     """
     try:
-        if not isinstance(values, str | bytes | Mapping):
+        if not isinstance(values, str | bytes | bytearray | set | frozenset | Mapping):
             return list(values)
     except TypeError:  # also an array of no dimension, which has an iterator that cannot iterate
         pass

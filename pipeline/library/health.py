@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
+from lachesis.pipeline.common.plain_numbers import number_column, number_columns, table_of, whole_number
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
+from lachesis.pipeline.normalizer.welford import MAX_ABS_REWARD
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.values import listed
 
 __all__ = ["HealthChecks"]
 
@@ -22,9 +26,10 @@ class HealthChecks:
         Raises `ConfigError` on another one.
         """
         try:
-            self._monitor = EnvMonitor(HealthConfig(**settings))
+            self._config = HealthConfig(**settings)
         except TypeError as error:
             raise ConfigError(f"health checks: {error}") from error
+        self._monitor = EnvMonitor(self._config)
         self._groups = 0
 
     def add_group(
@@ -40,44 +45,47 @@ class HealthChecks:
         """Take in a group by the scores of its samples; advantages are score - mean unless given.
 
         Returns the results of the window that it fills, else nothing; healthy findings are left out. Raises `DataError`
-        on columns of different lengths, or numbers that are none.
+        on columns of different lengths, or numbers that are none; then nothing is counted.
         """
-        columns = {"lengths": lengths, "advantages": advantages, **(ratings or {})}
-        for name, column in columns.items():
-            if column is not None and len(column) != len(scores):
-                raise DataError(f"{name}: {len(column)} for {len(scores)} scores")
-        try:
-            known = [float(one) for one in scores if one is not None]
-        except (TypeError, ValueError) as error:
-            raise DataError(f"scores: {error}") from error
-        if not all(map(math.isfinite, known)):
-            raise DataError(f"scores: {known!r:.80} has a value that is no number; None is a missing one")
+        found = number_column("score", scores, largest=MAX_ABS_REWARD)
+        rated = number_columns("rating", {} if ratings is None else ratings, largest=MAX_ABS_REWARD)
+        tokens = [] if lengths is None else [whole_number("a length", one) for one in listed("length", lengths)]
+        known = [one for one in found if one is not None]
         mean = math.fsum(known) / len(known) if known else None
         std = None if mean is None else math.sqrt(math.fsum((one - mean) ** 2 for one in known) / len(known))
         if advantages is None:
-            advantages = [None if one is None or mean is None else float(one) - mean for one in scores]
+            gains = [None if one is None or mean is None else one - mean for one in found]
+        else:
+            gains = number_column("advantage", advantages, largest=MAX_ABS_REWARD)
+        columns = {"advantages": gains, **rated, **({} if lengths is None else {"lengths": tokens})}
+        for name, column in columns.items():
+            if len(column) != len(found):
+                raise DataError(f"{name}: {len(column)} for {len(found)} scores")
+        if not isinstance(item, str | Integral):
+            raise DataError(f"item is {item!r:.80}; give its name")
+        step = whole_number("step", step)
         self._groups += 1
         of_group: dict[str, Any] = {
             "group": f"{self._groups:032x}",
             "seq": self._groups,
-            "item": item,
+            "item": str(item),
             "policy_step": step,
         }
         self._monitor.score(
             GroupScore(
                 **of_group,
-                scores=list(scores),
-                ratings={rater: list(column) for rater, column in (ratings or {}).items()},
-                lengths=list(lengths) if lengths is not None else [],
+                scores=found,
+                ratings=rated,
+                lengths=tokens,
             )
         )
         self._monitor.reward(
             GroupReward(
                 **of_group,
                 verdict="unscorable" if not known else "trainable" if std else "zero_variance",
-                scores=list(scores),
-                rewards=list(scores),
-                advantages=list(advantages),
+                scores=found,
+                rewards=found,
+                advantages=gains,
                 snapshot="-",
                 mean=mean,
                 std=std,
@@ -95,6 +103,12 @@ class HealthChecks:
         return {"monitor": self._monitor.state_dict(), "groups": self._groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned."""
-        self._monitor.load_state_dict(state["monitor"])
-        self._groups = state["groups"]
+        """Load a state that `state_dict` returned. Raises `DataError` on anything else; then nothing has changed."""
+        monitor = EnvMonitor(self._config)
+        try:
+            saved = table_of("state of health checks", state)
+            groups = whole_number("groups", saved["groups"])
+            monitor.load_state_dict(saved["monitor"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"state of health checks: {error!r:.200}; give what `state_dict` returned") from error
+        self._monitor, self._groups = monitor, groups

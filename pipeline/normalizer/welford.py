@@ -7,11 +7,13 @@ runs and to continue from their checkpoints.
 """
 
 import math
+import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from lachesis.pipeline.common.plain_numbers import number_column, setting_number
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import plain_numbers
 
 __all__ = ["RewardNormalizer", "WelfordAccumulator"]
 
@@ -36,7 +38,7 @@ class WelfordAccumulator:
 
     def update(self, value: float) -> None:
         """Add one value. Raises `DataError` on what is no number within +-1e100."""
-        self._add(*plain_numbers("value", [value], largest=MAX_ABS_REWARD))
+        self._add(*_numbers("value", [value]))
 
     def _add(self, value: float) -> None:
         self.count += 1
@@ -48,7 +50,7 @@ class WelfordAccumulator:
 
     def update_batch(self, values: Iterable[float]) -> None:
         """Add values in their order. Raises `DataError`, and adds none, on what is no number within +-1e100."""
-        for value in plain_numbers("value", values, largest=MAX_ABS_REWARD):
+        for value in _numbers("value", values):
             self._add(value)
 
     @property
@@ -85,8 +87,8 @@ class WelfordAccumulator:
             raise DataError(f"accumulator.count is {count!r:.80}; give the number of values, 0 or more.")
         # Strict JSON has no infinity: an empty state may come back with null for minimum and maximum
         seen = [mean, low, high] if count else [mean]
-        seen = plain_numbers("accumulator's mean, min and max,", seen, largest=MAX_ABS_REWARD)
-        (squares,) = plain_numbers("accumulator's m2,", [m2])
+        seen = _numbers("accumulator's mean, min and max,", seen)
+        (squares,) = _numbers("accumulator's m2,", [m2], largest=sys.float_info.max)
         if squares < 0 or (count and not seen[1] <= seen[2]):
             raise DataError(f"accumulator has m2 {squares}, min {low!r:.40} and max {high!r:.40}: those of no values.")
         self.count, self.mean, self.m2 = int(count), seen[0], squares
@@ -112,13 +114,13 @@ class RewardNormalizer:
     def _configure(self, mode: str, clip: float | None, warmup: int, eps: float) -> None:
         if not isinstance(mode, str) or mode not in self.VALID_MODES:
             raise ConfigError(f"Invalid normalization mode {mode!r}; choose zscore, minmax or none.")
-        for name, value in (("clip", 0.0 if clip is None else clip), ("eps", eps)):
-            if not (isinstance(value, int | float) and math.isfinite(value)):
-                raise ConfigError(f"{name} is {value!r:.80}; give a finite number{', or None' * (name == 'clip')}.")
+        clip, eps = None if clip is None else setting_number("clip", clip), setting_number("eps", eps)
         if eps < 0:
             raise ConfigError(f"eps is {eps}; give a number of 0 or more.")
-        if not isinstance(warmup, int):
-            raise ConfigError(f"warmup is {warmup!r:.80}; give a number of rewards.")
+        try:
+            warmup = operator.index(warmup)
+        except TypeError as error:
+            raise ConfigError(f"warmup is {warmup!r:.80}; give a number of rewards.") from error
         self.mode = mode
         self.clip = clip if clip is not None and clip > 0 else None
         self.warmup = max(0, warmup)
@@ -149,7 +151,7 @@ class RewardNormalizer:
 
         Raises `DataError`, and adds none, on NaN, infinity, a missing one or what is no number within +-1e100.
         """
-        values = plain_numbers("reward", scores, largest=MAX_ABS_REWARD)
+        values = _numbers("reward", scores)
         if self.mode == "none":
             return values
         self._accumulator.update_batch(values)
@@ -194,6 +196,14 @@ class RewardNormalizer:
         accumulator.load_state_dict(_accumulator_state(state))
         self._configure(*_entries("state", state, ("mode", "clip", "warmup", "eps")))
         self._accumulator = accumulator
+
+
+def _numbers(what: str, values: Iterable[float], *, largest: float = MAX_ABS_REWARD) -> list[float]:
+    """Return the numbers. Raises `DataError` on a missing one, too."""
+    found = number_column(what, values, largest=largest)
+    if None in found:
+        raise DataError(f"{what} {found.index(None)} is None; leave out what is missing.")
+    return [one for one in found if one is not None]
 
 
 def _accumulator_state(state: Mapping[str, Any]) -> Mapping[str, Any]:

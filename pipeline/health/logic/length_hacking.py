@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, is_number
 from lachesis.pipeline.health.logic.trends import rank_correlation, slope_t, student_z
 from lachesis.schemas.alerts import Severity
+from lachesis.schemas.annotations import GroupScore
 
 __all__ = ["LengthHacking"]
 
@@ -54,11 +55,12 @@ class LengthHacking(Check):
         self._start: list[tuple[float, float]] = []
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
-        found = _correlations((score.scores, score.lengths) for score in window.scores)
-        lengths = [length for score in window.scores
+        measured = [score for score in window.scores if score.lengths]  # empty where nobody measured them
+        found = _correlations((score.scores, score.lengths) for score in measured)
+        lengths = [length for score in measured
                    for value, length in zip(score.scores, score.lengths, strict=True) if is_number(value)]  # fmt: skip
         if not lengths:
-            return CheckResult("idle", reason="no scores")
+            return CheckResult("idle", reason="no scores, or no lengths")
         self._lengths.append(fmean(lengths))
         if len(found) < _MIN_GROUPS:
             return CheckResult("idle", reason=f"scores and lengths differ in fewer than {_MIN_GROUPS} groups")
@@ -69,9 +71,9 @@ class LengthHacking(Check):
         severity, value, threshold, reason = self._severity_of(now)
         if severity == "ok":
             return CheckResult("ok", value, threshold)
-        if severity == "quarantine" and _most_raters_follow(window):
+        if severity == "quarantine" and _most_raters_follow(measured):
             severity, reason = "warn", f"{reason}; most raters say so: thinking longer may help"
-        longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
+        longest = sorted(measured, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
         return CheckResult(severity, value, threshold, reason, [score.group for score in longest])
 
     def _severity_of(self, now: _Correlation) -> tuple[Severity, float, float, str]:
@@ -110,11 +112,11 @@ def _correlations(groups: Iterable[tuple[Sequence[float | None], Sequence[int]]]
     return found
 
 
-def _most_raters_follow(window: HealthWindow) -> bool:
+def _most_raters_follow(scores: Sequence[GroupScore]) -> bool:
     """Return whether the ratings of more than half of two raters or more follow length within the groups."""
-    names = {name for score in window.scores for name in score.ratings}
+    names = {name for score in scores for name in score.ratings}
     follow = 0
     for name in names:
-        found = _correlations((score.ratings[name], score.lengths) for score in window.scores if name in score.ratings)
+        found = _correlations((score.ratings[name], score.lengths) for score in scores if name in score.ratings)
         follow += bool(found) and fmean(found) > _MIN_CORRELATION
     return len(names) > 1 and 2 * follow > len(names)

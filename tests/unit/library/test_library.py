@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import lachesis
 from lachesis import (
@@ -16,6 +17,7 @@ from lachesis import (
     HealthChecks,
     PerformanceTracker,
     RewardEnsemble,
+    RewardNormalizer,
     WelfordAccumulator,
     krippendorff_alpha,
 )
@@ -91,7 +93,7 @@ def test_alpha_is_that_of_the_literature_and_undefined_without_variation():
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(made, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, DataError), match=words):
         made()
 
 
@@ -117,7 +119,7 @@ def test_health_checks_say_when_every_score_is_the_same():
     again.load_state_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(checks.state_dict())))
     with pytest.raises(DataError, match="lengths: 1 for 2 scores"):
         checks.add_group([1.0, 0.0], lengths=[1])
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="score 0 is nan"):
         checks.add_group([float("nan")])
 
 
@@ -149,11 +151,11 @@ def test_what_would_spoil_figures_is_refused():
         with pytest.raises(DataError, match="a call lasted"):
             tracker.record(seconds)
     assert tracker.metrics() == {}
-    with pytest.raises(ConfigError, match="give 1 or more"):
+    with pytest.raises(ConfigError, match="whole number of 1 or more"):
         PerformanceTracker(window=0)
     with pytest.raises(DataError, match="its bounds are 0 and 1"):
         RewardEnsemble({"a": (0, 1), "b": (0, 1)}).score({"a": [2], "b": [0]})
-    with pytest.raises(DataError, match="scores: could not convert"):
+    with pytest.raises(DataError, match="score 0 is 'a'"):
         HealthChecks().add_group(["a"])
 
 
@@ -164,3 +166,131 @@ def test_numbers_of_few_bits_are_read_and_infinite_ones_refused():
     assert welford.mean == 3.0
     with pytest.raises(DataError, match="inf"):
         welford.update(np.float32("inf"))
+
+
+NAN, INF = float("nan"), float("inf")
+NOT_A_COLUMN = [
+    None, 5, "12", b"12", {1: 2}, {1, 2}, [1, "x"], ["1"], [1, NAN], [1, -INF], [1, [2]], [1, 1j], [1, 10**400],
+    np.ones((2, 2)), np.array(1.0), torch.ones(2, 2), torch.tensor(1.0), [1, object()],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", NOT_A_COLUMN, ids=lambda one: f"{one!r:.30}")
+def test_every_part_refuses_a_column_that_is_none_and_counts_nothing(column):
+    ensemble, health, items = (
+        RewardEnsemble({"a": (0, 1), "b": (0, 1)}),
+        HealthChecks(),
+        CurriculumScheduler(["ab", "x"]),
+    )
+    welford, normalizer = WelfordAccumulator(), RewardNormalizer()
+    before = items.state_dict()
+    for call in (
+        lambda: krippendorff_alpha({"a": column, "b": [1, 1]}),
+        lambda: krippendorff_alpha({"a": column, "b": [1, 1]}, metric="ratio"),
+        lambda: ensemble.score({"a": column, "b": [1, 1]}),
+        lambda: welford.update_batch(column),
+        lambda: normalizer.normalize(column),
+        lambda: items.update("x", column),
+        lambda: health.add_group(column),
+        lambda: health.add_group([1, 0], ratings={"a": column}),
+        lambda: health.add_group([1, 0], advantages=column if column is not None else "x"),
+        lambda: health.add_group([1, 0], lengths=column if column is not None else "x"),
+        lambda: CurriculumScheduler(["a", "b"], difficulty=column if column is not None else "x"),
+    ):
+        with pytest.raises((ConfigError, DataError)):
+            call()
+    assert ensemble.agreement.units == welford.count == normalizer.count == health.state_dict()["groups"] == 0
+    assert items.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    "column",
+    [np.array([0.5, 1.0]), torch.tensor([0.5, 1.0], requires_grad=True), torch.tensor([0.5, 1.0], dtype=torch.bfloat16),
+     [np.float32(0.5), torch.tensor(1)], (one for one in (0.5, True))],
+)  # fmt: skip
+def test_numbers_of_numpy_and_torch_are_numbers(column):
+    values = list(column)
+    assert RewardEnsemble({"a": (0, 1)}, aggregation="mean").score({"a": values}).scores == [0.5, 1.0]
+    alpha = krippendorff_alpha({"a": values, "b": np.array([0, 1])})
+    assert alpha.value == pytest.approx(1 - (0.25 / 4 * 2) / (2 * (4 * 2.25 - 2.5**2) / 12))
+    welford = WelfordAccumulator()
+    welford.update_batch(values)
+    assert (welford.mean, welford.variance) == (0.75, 0.0625)
+    assert RewardNormalizer(warmup=np.int64(9), clip=torch.tensor(3.0)).normalize(values) == [0.5, 1.0]
+    assert CurriculumScheduler(["x"]).update("x", values, step=np.int64(3))
+    checks = HealthChecks(window=16)
+    found = [one for _ in range(32) for one in checks.add_group(values, lengths=torch.tensor([3, 4]))]
+    assert "nonfinite" not in {one.check for one in found}
+
+
+def test_health_checks_need_no_lengths():
+    checks = HealthChecks(window=16)
+    found = [one.check for _ in range(32) for one in checks.add_group([1.0, 0.0, None], ratings={"a": [1, 0, None]})]
+    assert "length_hacking" not in found
+
+
+def test_alpha_takes_categories_by_name():
+    named = krippendorff_alpha({"a": ["yes", "no", None, "no"], "b": ["yes", "no", "no", "yes"]}, metric="nominal")
+    numbered = krippendorff_alpha({"a": [1, 0, None, 0], "b": [1, 0, 0, 1]}, metric="nominal")
+    assert named == numbered
+    assert named.value == pytest.approx(1 - 2 * 5 / (2 * 3 * 3))  # 1 - D_o / D_e: (2 / 6) / (18 / 30)
+    with pytest.raises(DataError, match="'yes'"):
+        krippendorff_alpha({"a": ["yes", 1], "b": [1, 1]}, metric="nominal")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: RewardEnsemble(None),
+        lambda: RewardEnsemble(["a"]),
+        lambda: RewardEnsemble({"a": None}),
+        lambda: RewardEnsemble({"a": (0,)}),
+        lambda: RewardEnsemble({"a": ("0", "1")}),
+        lambda: RewardEnsemble({"a": (0, 1)}, weights=[1]),
+        lambda: RewardEnsemble({"a": (0, 1)}).score(None),
+        lambda: krippendorff_alpha([[1], [1]]),
+        lambda: krippendorff_alpha({"a": [1]}, metric=None),
+        lambda: CurriculumScheduler("abc"),
+        lambda: CurriculumScheduler([None]),
+        lambda: CurriculumScheduler(["a"], skills=[None]),
+        lambda: CurriculumScheduler(["a"], seed=-1),
+        lambda: CurriculumScheduler(["a"]).update(["a"], [1]),
+        lambda: CurriculumScheduler(["a"]).update("a", [2]),
+        lambda: CurriculumScheduler(["a"]).update("a", [1], step=1 << 63),
+        lambda: HealthChecks().add_group([1], step=1.5),
+        lambda: HealthChecks().add_group([1], item=None),
+        lambda: HealthChecks().add_group([1, 0], lengths=[-1, 2]),
+        lambda: PerformanceTracker(window=1.5),
+        lambda: PerformanceTracker(slow_ms="x"),
+        lambda: PerformanceTracker().record("1"),
+        lambda: PerformanceTracker().record(1, items=NAN),
+        lambda: PerformanceTracker().record(1, failed="no"),
+        lambda: PerformanceTracker().record(1, payload=-1),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_in_the_projects_own_words(call):
+    with pytest.raises((ConfigError, DataError)):
+        call()
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: CurriculumScheduler(["a"]), HealthChecks, lambda: RewardEnsemble({"a": (0, 1)})]
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(made):
+    part = made()
+    before = part.state_dict()
+    bad = [None, [], {}, *({**before, name: None} for name in before if name != "items")]
+    for state in bad:
+        with pytest.raises(DataError):
+            part.load_state_dict(state)
+    assert part.state_dict() == before
+
+
+def test_an_ensemble_counts_agreement_on_from_its_state():
+    one, again = RewardEnsemble({"a": (0, 1), "b": (0, 1)}), RewardEnsemble({"a": (0, 1), "b": (0, 1)})
+    one.score({"a": [1, 0], "b": [1, 1]})
+    again.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    for part in (one, again):
+        part.score({"a": [0.5, 0], "b": [1, 1]})
+    assert one.agreement == again.agreement
+    assert one.agreement.units == 4
