@@ -55,7 +55,7 @@ class LengthHacking(Check):
         self._start: list[tuple[float, float]] = []
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
-        measured = [score for score in window.scores if score.lengths]  # empty where nobody measured them
+        measured = [score for score in window.scores if score.lengths]  # empty where they are not known
         found = _correlations((score.scores, score.lengths) for score in measured)
         lengths = [length for score in measured
                    for value, length in zip(score.scores, score.lengths, strict=True) if is_number(value)]  # fmt: skip
