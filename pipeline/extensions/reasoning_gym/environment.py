@@ -5,6 +5,7 @@ makes tasks. Their `task` is `{"dataset", "question", "answer", "metadata"}`, wh
 score an answer in any process.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -19,7 +20,7 @@ from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.extensions.reasoning_gym.datasets import create_dataset, draw, load_scorer, score_answer
 from lachesis.pipeline.tasks.splits import Split, split_of
 from lachesis.pipeline.tasks.task import Task, prompt_hash
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["ReasoningGym", "Split", "Splits", "score_answer", "split_of"]
@@ -73,7 +74,7 @@ class ReasoningGym(Environment):
         self._system = system
         self._answer_tag = answer_tag
         self._scoring = anyio.Lock()
-        self._scorer_runs = False
+        self._scorer_of: asyncio.AbstractEventLoop | None = None
         if size < 1:
             raise ConfigError(f"reasoning_gym: size is {size}, and must be at least 1")
         self._entries = draw(create_dataset(dataset, {"size": _VIRTUAL_SIZE, **self._params}, seed), split, size)
@@ -132,15 +133,23 @@ class ReasoningGym(Environment):
         time, so that neither its start nor a queue of other answers counts as the scorer's time.
         """
         async with self._scoring:
-            if not self._scorer_runs:
-                await anyio.to_process.run_sync(load_scorer, self.dataset, self._params)
-                self._scorer_runs = True
+            loop = asyncio.get_running_loop()  # each has worker processes of its own
+            if self._scorer_of is not loop:
+                try:
+                    await anyio.to_process.run_sync(load_scorer, self.dataset, self._params)
+                except anyio.BrokenWorkerProcess as error:
+                    raise StartupError(
+                        f"the process that runs the scorer of {self.dataset} did not start: {error.__cause__}. "
+                        "It imports the program that started it: put the program's code beneath "
+                        '`if __name__ == "__main__":`'
+                    ) from error
+                self._scorer_of = loop
             score = None
             with HOOKS.move_on_after(_SCORING_TIMEOUT_S) as scope:
                 score = await anyio.to_process.run_sync(
                     score_answer, session.text, task.task, self._params, cancellable=True
                 )
-            self._scorer_runs = not scope.cancelled_caught
+            self._scorer_of = None if scope.cancelled_caught else loop
             return score
 
     def _difficulty(self, metadata: dict[str, Any]) -> float | None:

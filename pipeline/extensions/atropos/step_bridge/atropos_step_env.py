@@ -25,6 +25,8 @@ from lachesis.pipeline.extensions.atropos.step_bridge.injected import (
     Detokenize,
     InjectedActions,
     Tokenize,
+    episode_index,
+    of_the_engine,
     refuse_running_loop,
 )
 from lachesis.pipeline.extensions.atropos.step_bridge.text import Action, ChatTemplate, random_action, register_with_gem
@@ -77,10 +79,10 @@ class AtroposStepEnv:
         self.max_steps = max_steps
         self._arguments: dict[str, Any] = {"timeout_s": _NO_TIMEOUT_S, **(params or {}), "place": place}
         self.environment = AtroposSource(**self._arguments)
-        self._tokenize = tokenize
-        self._detokenize = detokenize
+        self._tokenize = of_the_engine("tokenize", tokenize, "add_generation_prompt")
+        self._detokenize = of_the_engine("detokenize", detokenize)
         self._sampling = sampling or SamplingParams()
-        self._template = ChatTemplate(tokenize, detokenize)
+        self._template = ChatTemplate(self._tokenize, self._detokenize)
         self._next_index = seed
         self._observation = ""
         self._draw = random.Random(seed)
@@ -110,7 +112,7 @@ class AtroposStepEnv:
             self._pid = os.getpid()
             self._loop = asyncio.new_event_loop()
             self._process = self._loop.create_task(self._hold_process())
-        index = (options or {}).get("index", self._next_index if seed is None else seed) % len(self.environment)
+        index = episode_index(seed, options, self._next_index, len(self.environment))
         self._next_index = index + 1
         self._task = self.environment.task(index)
         self._turns = []

@@ -4,16 +4,30 @@ Only this file guarantees that a rollout requests one answer at a time, and gets
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Protocol
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+from lachesis.pipeline.common.plain_numbers import whole_number
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.inference import InferenceRequests
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["INHERITED", "Detokenize", "InjectedActions", "Tokenize", "refuse_running_loop"]
+__all__ = [
+    "INHERITED",
+    "Detokenize",
+    "EpisodeLoop",
+    "InjectedActions",
+    "Tokenize",
+    "episode_index",
+    "of_the_engine",
+    "refuse_running_loop",
+]
+
+T = TypeVar("T")
 
 _NO_TIMEOUT_S = 1e9
 """The caller's engine may take as long as it likes between two steps."""
@@ -36,6 +50,86 @@ class Detokenize(Protocol):
     async def __call__(self, token_ids: Sequence[int]) -> str:
         """Return the text."""
         ...
+
+
+def of_the_engine(name: str, function: Callable[..., Any], *keywords: str) -> Callable[..., Any]:
+    """Return `tokenize` or `detokenize` as an async function; a plain one does as well.
+
+    Raises `ConfigError` on what cannot be called with one argument and `keywords`.
+    """
+    form = f"{name}({'messages, *, add_generation_prompt=True' if keywords else 'token_ids'})"
+    try:
+        inspect.signature(function).bind(None, **dict.fromkeys(keywords))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} is {function!r:.80}, which cannot be called as {form}: {error}. Give a function of that form, "
+            "async or not"
+        ) from error
+
+    async def call(*given: Any, **named: Any) -> Any:
+        found = function(*given, **named)
+        return await found if inspect.isawaitable(found) else found
+
+    return call
+
+
+def episode_index(seed: int | None, options: Mapping[str, Any] | None, following: int, count: int) -> int:
+    """Return the task that a `reset` begins: by `options["index"]`, by `seed`, or the one that follows.
+
+    Raises `DataError` on what is no whole number.
+    """
+    index = (options or {}).get("index", following if seed is None else seed)
+    return whole_number("the seed of an episode", index, least=-(1 << 63)) % count
+
+
+class EpisodeLoop:
+    """An event loop that runs in the caller's thread and only while a caller waits for `run`.
+
+    It outlives episodes, so that processes which an environment started in one are there in the next: anyio ends them
+    with the outermost task, which is one that waits until `close`.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._outermost: asyncio.Task[bool] = self._loop.create_task(asyncio.Event().wait())
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether a parent process made it; it is then left alone."""
+        return self._pid != os.getpid()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Return the task of some work, which goes on while the loop runs."""
+        return self._loop.create_task(work)
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return the result of some work. Raises what it raises."""
+        task = asyncio.ensure_future(work, loop=self._loop)
+        task.add_done_callback(lambda _: self._loop.stop())
+        try:
+            self._loop.run_until_complete(self._outermost)
+        except RuntimeError:  # the loop was stopped, and not by the end of its outermost task
+            if not task.done():
+                raise
+        return task.result()
+
+    def close(self) -> None:
+        """End all tasks and close the loop. It may be called again."""
+        if self.is_inherited:
+            INHERITED.append(self)
+        elif not self._loop.is_closed():
+            try:
+                refuse_running_loop()
+                left = asyncio.all_tasks(self._loop)
+                for task in left:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(left))
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            except RuntimeError:  # collected as garbage while another loop runs in this thread
+                pass
+            finally:
+                self._loop.close()
 
 
 class InjectedActions:

@@ -9,8 +9,8 @@ only inside `reset` and `step`, on an event loop of its own in the caller's thre
 import asyncio
 import contextlib
 import math
-import os
 import random
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +19,11 @@ from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import (
-    INHERITED,
+    EpisodeLoop,
     InjectedActions,
     Tokenize,
+    episode_index,
+    of_the_engine,
     refuse_running_loop,
 )
 from lachesis.pipeline.extensions.atropos.step_bridge.text import Action, ChatTemplate, random_action, register_with_gem
@@ -34,7 +36,8 @@ __all__ = ["StepEnv"]
 class StepEnv:
     """One episode at a time of `environment`: an instance, or the name that a configuration would give it.
 
-    `params` are its parameters if it is a name. `tokenize` belongs to the engine that samples the actions.
+    `params` are its parameters if it is a name. `tokenize` belongs to the engine that samples the actions: a function,
+    async or not, of messages and `add_generation_prompt`.
     `max_steps`: actions of an episode at most; by default and at most the environment's `max_turns`. `seed`: the
     task of the first `reset` that is given none.
 
@@ -67,14 +70,14 @@ class StepEnv:
             )
         turns = self.environment.max_turns
         self.max_steps = turns if max_steps is None else min(max_steps, turns)
-        self._tokenize = tokenize
-        self._template = ChatTemplate(tokenize)
+        self._tokenize = of_the_engine("tokenize", tokenize, "add_generation_prompt")
+        self._template = ChatTemplate(self._tokenize)
         self._next_index = seed
         self._shown = 0
         self._observation = ""
         self._draw = random.Random(seed)
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: EpisodeLoop | None = None
+        self._closing: weakref.finalize[..., Any] | None = None
         self._rollout: asyncio.Task[None] | None = None
         self._session: Session | None = None
         self._actions: InjectedActions | None = None
@@ -91,9 +94,9 @@ class StepEnv:
         """
         refuse_running_loop()
         register_with_gem(StepEnv)
-        self.close()
+        self._end_episode()
         count = len(self.environment)
-        index = (options or {}).get("index", self._next_index if seed is None else seed) % count
+        index = episode_index(seed, options, self._next_index, count)
         self._next_index = index + 1
         task = self.environment.task(index)
         self._actions = InjectedActions(self._tokenize)
@@ -104,9 +107,10 @@ class StepEnv:
             task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=self.max_steps
         )
         self._shown = 0
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._rollout = self._loop.create_task(self._play(self._session))
+        if self._loop is None:
+            self._loop = EpisodeLoop()
+            self._closing = weakref.finalize(self, self._loop.close)
+        self._rollout = self._loop.start(self._play(self._session))
         if self._run_to_boundary():
             raise DataError(f"{type(self.environment).__name__}: the rollout ended before it asked for an answer")
         return self._observe(self._session), self._info(self._session, self._actions)
@@ -119,7 +123,7 @@ class StepEnv:
         """
         refuse_running_loop()
         session, actions = self._session, self._actions
-        if session is None or actions is None or self._pid != os.getpid():
+        if session is None or actions is None or self._loop is None or self._loop.is_inherited:
             raise RuntimeError("call reset() first: no episode is under way in this process")
         sample = self._run(self._template.sample(action))
         actions.answer(sample)
@@ -129,7 +133,7 @@ class StepEnv:
         try:
             score = self._run(self.environment.score(session.task, session))
         finally:
-            self.close()
+            self._end_episode()
         observation, info = self._observe(session), {**self._info(session, None), "parsed_action": sample.text}
         truncated = session.finish_reason == "length" or session.turns_left <= 0
         return observation, math.nan if score is None else score, not truncated, truncated, info
@@ -150,19 +154,27 @@ class StepEnv:
         return StepEnv(**arguments | changes)
 
     def close(self) -> None:
-        """End the episode under way, if any. Raises RuntimeError in a thread whose event loop is running."""
+        """End the episode under way, if any, and what the environment started for it.
+
+        Raises RuntimeError in a thread whose event loop is running.
+        """
         refuse_running_loop()
-        loop, rollout = self._loop, self._rollout
-        self._loop = self._rollout = self._session = self._actions = None
-        if loop is None or rollout is None:
+        self._end_episode()
+        self._loop = None
+        if self._closing is not None:
+            self._closing()
+
+    def _end_episode(self) -> None:
+        rollout = self._rollout
+        self._rollout = self._session = self._actions = None
+        if self._loop is None:
             return
-        if self._pid != os.getpid():
-            INHERITED.append(loop)
-            return
-        rollout.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            loop.run_until_complete(rollout)
-        loop.close()
+        if self._loop.is_inherited:  # this process makes its own
+            self._loop = None
+        elif rollout is not None:
+            rollout.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                self._loop.run(rollout)
 
     async def _play(self, session: Session) -> None:
         with contextlib.suppress(SampleEnded):
@@ -188,13 +200,13 @@ class StepEnv:
         try:
             rollout.result()
         except BaseException:
-            self.close()
+            self._end_episode()
             raise
         return True
 
     def _run(self, work: Any) -> Any:
         assert self._loop is not None  # noqa: S101
-        return self._loop.run_until_complete(work)
+        return self._loop.run(work)
 
     def _observe(self, session: Session) -> str:
         new = session.messages[self._shown :]

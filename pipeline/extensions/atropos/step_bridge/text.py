@@ -13,8 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
 
+from lachesis.pipeline.common.plain_numbers import whole_number
+from lachesis.pipeline.common.real_number import real_number
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import Detokenize, Tokenize
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import WeightVersionSpan
@@ -73,7 +76,7 @@ class ChatTemplate:
                 "an action is a text, a SampledText, or a whole GeneratedSample (token ids, logprobs, text) that was "
                 "not aborted"
             )
-        return action
+        return _with_arrays(action)
 
     async def first_observation(self, prompt: str) -> str:
         """Return the texts of a prompt's messages, without what the template writes around them."""
@@ -123,6 +126,24 @@ class ChatTemplate:
     async def _written(self, *messages: tuple[str, str]) -> str:
         assert self._detokenize is not None  # noqa: S101 - as above
         return await self._detokenize(await self._tokenize(_chat(*messages), add_generation_prompt=True))
+
+
+def _with_arrays(sample: GeneratedSample) -> GeneratedSample:
+    """Return a sample whose ids and logprobs are arrays, also where an engine gave lists.
+
+    Raises `DataError` where they are no such rows, or of different lengths.
+    """
+    try:
+        ids = np.asarray([whole_number("a token id", one) for one in sample.token_ids], np.int32)
+        logprobs = np.asarray([real_number(one) for one in sample.logprobs], np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"the sample of an action has no rows of token ids and logprobs: {error}") from error
+    if len(ids) != len(logprobs):
+        raise DataError(
+            f"the sample of an action has {len(ids)} token ids and {len(logprobs)} logprobs; give a logprob for each, "
+            "that of the stop token included"
+        )
+    return msgspec.structs.replace(sample, token_ids=ids, logprobs=logprobs)
 
 
 class _AnswerTokens(NamedTuple):

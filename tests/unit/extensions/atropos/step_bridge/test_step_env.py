@@ -1,5 +1,6 @@
 """Our environments as reset and step: ids equal to the engine's, in any thread and process, without replay."""
 
+import asyncio
 import importlib.util
 import multiprocessing
 import queue
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from lachesis import StepEnv
+from lachesis import Environment, Session, StepEnv, Task
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engine import Engine
@@ -205,3 +207,71 @@ async def test_in_a_running_event_loop_it_says_to_use_a_thread() -> None:
         env.step(said("1"))
     _, _, terminated, _, _ = await anyio.to_thread.run_sync(env.step, said("0"))
     assert terminated
+
+
+class Remembering(Environment):
+    """Its score says whether a task that an earlier episode began still runs."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Task[Any] | None = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def task(self, index: int) -> Task:
+        return Task(item="one", prompt="?", task={})
+
+    async def score(self, task: Task, session: Session) -> float:
+        held = self.begun is not None and not self.begun.done()
+        self.begun = self.begun or asyncio.ensure_future(asyncio.Event().wait())
+        return float(held and self.begun.get_loop() is asyncio.get_running_loop())
+
+
+def test_what_an_environment_started_lives_through_its_episodes_until_close() -> None:
+    env = StepEnv(Remembering(), FAKE.tokenize)
+    rewards = []
+    for _ in range(3):
+        env.reset()
+        rewards.append(env.step(said("a"))[1])
+    env.close()
+    env.close()
+    assert rewards == [0.0, 1.0, 1.0]
+    assert env.environment.begun.cancelled()  # type: ignore[attr-defined]
+    env.environment.begun = None  # type: ignore[attr-defined]
+    env.reset()
+    assert env.step(said("a"))[1] == 0.0
+
+
+def test_an_engine_may_be_of_plain_functions_and_give_lists() -> None:
+    def tokenize(messages: Any, *, add_generation_prompt: bool = True) -> list[int]:
+        return [1, 2, 3] if add_generation_prompt else [1, 2, 3, *messages[-1]["content"].encode(), 0]
+
+    env = StepEnv(GUESSING, tokenize)
+    _, info = env.reset(seed=42)
+    assert info["prompt_ids"] == [1, 2, 3]
+    given = said("42")
+    listed = msgspec.structs.replace(given, token_ids=given.token_ids.tolist(), logprobs=given.logprobs.tolist())
+    info = env.step(listed)[4]
+    assert info["tokens"] == [1, 2, 3, *given.token_ids]
+    env.reset(seed=42)
+    assert env.step("42")[1:3] == (0.9, True)
+
+
+@pytest.mark.parametrize("change", [{"logprobs": [-0.1]}, {"token_ids": None}, {"token_ids": ["a", "b", "c"]}])
+def test_a_sample_without_its_rows_is_refused(change: dict[str, Any]) -> None:
+    env = StepEnv(GUESSING, FAKE.tokenize)
+    env.reset()
+    with pytest.raises(DataError, match="the sample of an action has"):
+        env.step(msgspec.structs.replace(said("42"), **change))
+
+
+@pytest.mark.parametrize("tokenize", [lambda messages: [1], lambda: [1], None, "model"])
+def test_a_tokenizer_of_another_form_is_refused_at_once(tokenize: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tokenize\(messages, \*, add_generation_prompt=True\)"):
+        StepEnv(GUESSING, tokenize)
+
+
+@pytest.mark.parametrize("given", [{"seed": "x"}, {"seed": 1.5}, {"options": {"index": "x"}}])
+def test_a_seed_is_a_whole_number(given: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="give a whole number"):
+        StepEnv(GUESSING, FAKE.tokenize).reset(**given)
