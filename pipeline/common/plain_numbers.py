@@ -1,4 +1,4 @@
-"""Reads what a loop of somebody's own gives: columns of numbers of Python, NumPy or torch, and whole numbers."""
+"""Reads what a loop of somebody's own gives: numbers of Python, NumPy or torch, and whole numbers."""
 
 import operator
 import sys
@@ -9,9 +9,9 @@ from lachesis.pipeline.common.real_number import real_number
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.values import listed
 
-__all__ = ["LARGEST_INTEGER", "number_column", "number_columns", "setting_number", "table_of", "whole_number"]
+__all__ = ["MAX_INTEGER", "number_column", "number_columns", "setting_number", "table_of", "whole_number"]
 
-LARGEST_INTEGER = (1 << 63) - 1
+MAX_INTEGER = (1 << 63) - 1
 """Largest number that msgpack and the project's states hold."""
 
 
@@ -71,7 +71,7 @@ def whole_number(what: str, value: Any, *, least: int = 0) -> int:
         number = operator.index(value)
     except TypeError as error:
         raise DataError(f"{what} is {value!r:.80}; give a whole number.") from error
-    if not least <= number <= LARGEST_INTEGER:
+    if not least <= number <= MAX_INTEGER:
         raise DataError(f"{what} is {number!r:.40}; give a whole number of {least} or more, below 2^63.")
     return number
 

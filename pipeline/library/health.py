@@ -103,7 +103,10 @@ class HealthChecks:
         return {"monitor": self._monitor.state_dict(), "groups": self._groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Raises `DataError` on anything else; then nothing has changed."""
+        """Load a state that `state_dict` returned.
+
+        Raises `DataError` on anything else; then nothing has changed.
+        """
         monitor = EnvMonitor(self._config)
         try:
             saved = table_of("state of health checks", state)
