@@ -116,6 +116,9 @@ class TrainerBackend:
     """
     port: str
     """Path of the setting with the port at which the policy is served where `inference.policy.port` names none."""
+    tries: str | None = None
+    """Function that gets the configuration, signs in for `lachesis doctor` and returns what it found; it raises
+    `ConfigError`, `AccessError` or `InfrastructureError`. Without one nothing is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

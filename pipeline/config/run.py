@@ -459,7 +459,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if env.max_new_tokens > env.longest_tokens:
             raise ConfigError(
                 f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
-                f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
+                f"longest_tokens = {env.longest_tokens}: lower the first, or raise the second and "
+                "count the prompt in"
             )
 
     def _check_shaping(self, name: str, env: EnvironmentConfig) -> None:

@@ -223,6 +223,10 @@ class RunDraft:
             return _KNOWN_NAMES[field].replace("*", entry.section)
         if entry.kind == ATROPOS_KIND and field in _ATROPOS_PARAMS:
             return f"{own}params.{field}"
+        if field == "use_wandb":
+            raise ConfigError(
+                "use_wandb is no setting: set training.wandb.project to a project's name, or to null for none"
+            )
         raise ConfigError(f"unknown setting {field!r}{self._alike(field, entry)}")
 
     def _alike(self, field: str, entry: CatalogEntry) -> str:

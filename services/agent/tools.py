@@ -4,6 +4,7 @@ What a command of `lachesis` does already is that command, in a process of its o
 the first ten are those that users of Atropos' agent tools know.
 """
 
+import difflib
 import os
 import tempfile
 import time
@@ -52,6 +53,7 @@ _MAX_TEST_STEPS = 100
 _MAX_TEST_SAMPLES = 256
 _MAX_RATINGS = 32
 _MAX_MODELS = 16
+_MAX_NAMED_RUNS = 8
 _MAX_SETTINGS = 100
 _MAX_ARGUMENT_CHARS = 4096
 _MAX_INTEGER = (1 << 53) - 1
@@ -342,8 +344,14 @@ class AgentTools:
     def _overview(self, run_id: str) -> RunOverview:
         config = self._load(run_id, ()).config
         if not config.path.is_dir():
-            known = ", ".join(one.run for one in look_at_runs()) or "none"
-            raise NotFoundError(f"run {run_id!r} not found; runs of this machine: {known}")
+            names = list(dict.fromkeys(one.run for one in look_at_runs()))
+            close = difflib.get_close_matches(run_id, names, n=1)
+            known = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"the newest are {', '.join(names[:_MAX_NAMED_RUNS]) or 'none'}"
+            )
+            raise NotFoundError(f"run {run_id!r} not found; {known}; rl_list_runs lists them")
         return look_at_folder(run_id, config.path)
 
 

@@ -27,9 +27,10 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
+from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
@@ -49,6 +50,8 @@ _TAIL_LINES = 8
 _END_S = 15.0
 """Seconds in which the reaper of the loading process ends that and all below it."""
 _TRIED_ITEMS = 8
+_SETUP_S = 20.0
+"""Seconds in which the process of an environment of Atropos is to be ready."""
 _MANY_TASKS = 20_000
 """From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
 
@@ -122,16 +125,19 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
         if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
     yield "curriculum.strategy", partial(_strategy, config)
-    yield from _trackers(config)
+    yield from _away(config)
 
 
-def _trackers(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield for each tracker that the run's trainer would have, the setting that names it and what tries it."""
+def _away(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield for each tracker of the run's trainer, and for its back end, the setting and what tries it."""
     if config.mode != "train":
         return
     for setting, spec in added("trackers").items():
         if spec.is_wanted(config):
             yield setting, partial(_tracker, config, setting)
+    backend = added("trainers").get(config.training.backend)
+    if backend is not None and backend.tries is not None:
+        yield f"training.{config.training.backend}", partial(_backend, config, backend.tries)
 
 
 def _tracker(config: RunConfig, setting: str) -> str:
@@ -143,6 +149,15 @@ def _tracker(config: RunConfig, setting: str) -> str:
         return tracker.check()
     except InfrastructureError as error:
         raise _DoubtError(f"{error}; training goes on without it, and figures wait") from error
+
+
+def _backend(config: RunConfig, tries: str) -> str:
+    try:
+        return load_place(tries)(config)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        return f"not tried: needs {error.name}"  # the missing extra has a finding of its own
+    except InfrastructureError as error:
+        raise _DoubtError(f"{error}; training waits for it") from error
 
 
 def _models(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -239,6 +254,8 @@ def _try(config: RunConfig, name: str) -> str:
         env, scorer = load_environment(settings.kind, settings.params), load_scorer(config, name, explains=True)
     except Exception:  # noqa: BLE001 - the user's code; it has a finding of its own
         return "not tried, since it cannot be loaded"
+    if isinstance(env, GroupEnvironment):
+        return _set_up(env)
     found = anyio.run(probe_environment, env, name, scorer)
     text = "; ".join(finding.text for finding in found)
     if any(finding.sure for finding in found):
@@ -246,6 +263,27 @@ def _try(config: RunConfig, name: str) -> str:
     if found:
         raise _DoubtError(text)
     return "its code and its raters work on scripted answers"
+
+
+def _set_up(env: GroupEnvironment) -> str:
+    """Start the process of an environment whose own code generates, and end it.
+
+    Raises what `check_setup` raises, `ConfigError` where the process ends, and `_DoubtError` where it is not ready in
+    time.
+    """
+
+    async def within_limit() -> None:
+        with anyio.fail_after(_SETUP_S):
+            await env.check_setup()
+
+    untried = "no answer was tried: its own code generates, with a model's tokens"
+    try:
+        anyio.run(within_limit)
+    except TimeoutError as error:
+        raise _DoubtError(f"its process was not ready after {_SETUP_S:g} s, and was ended; {untried}") from error
+    except InfrastructureError as error:
+        raise ConfigError(f"{error}; `lachesis env verify` shows what it wrote") from error
+    return f"its process starts; {untried}"
 
 
 def _strategy(config: RunConfig) -> str:

@@ -138,7 +138,7 @@ class Server:
         if name == "forward_backward":
             body = pb.ForwardBackwardRequest.FromString(await request.body())
             return self.trained(body.model_id, body.seq_id, name, lambda model: model.forward_backward(body), body)
-        body = await request.json()
+        body = {} if request.method == "GET" else await request.json()
         return await getattr(self, name)(body)
 
     def trained(self, model_id, seq_id, name, compute, body=None):
@@ -182,6 +182,9 @@ class Server:
 
     async def client_config(self, _):
         return JSONResponse({})
+
+    async def get_server_capabilities(self, _):
+        return JSONResponse({"supported_models": [{"model_name": "tiny"}, {"model_name": "old", "trainable": False}]})
 
     async def telemetry(self, _):
         return JSONResponse({"status": "accepted"})

@@ -1,5 +1,6 @@
 """Writes figures, samples and alerts as event files, which TensorBoard reads."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ class TensorBoardTracker:
 
     def check(self) -> str:
         """See `Tracker`."""
+        place = next(one for one in (self._folder, *self._folder.absolute().parents) if one.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            raise InfrastructureError(f"tensorboard cannot write to {self._folder}: {place} is no folder to write to")
         return f"event files in {self._folder}"
 
     def open(self, step: int) -> None:

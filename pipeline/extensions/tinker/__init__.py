@@ -19,6 +19,7 @@ EXTENSION = Extension(
             extra="tinker",
             model=f"{_HERE}.names:named_model",
             port="training.tinker.port",
+            tries=f"{_HERE}.account:sign_in",
         ),
     },
     doctor=f"{_HERE}.key:check_key",

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import tinker
+from tinker._client import AsyncTinker  # the only one that gives up: those that `tinker` offers try for ever
 from tinker.lib.retryable_exception import RetryableException
 
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.extensions.tinker.key import KEY_VARIABLE, read_key
 from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["BatchRefusedError", "TinkerClient", "TinkerTrainer", "open_client", "own_errors"]
+__all__ = ["BatchRefusedError", "TinkerClient", "TinkerTrainer", "open_client", "own_errors", "trainable_models"]
 
 T = TypeVar("T")
 _FAREWELL_S = 5.0
@@ -53,7 +54,9 @@ def own_errors(what: str) -> Iterator[None]:
 async def open_client(settings: TinkerConfig, run: str) -> AsyncIterator[TinkerClient]:
     """Yield a client with a session of its own. Raises `StartupError` without a key."""
     key = read_key(os.environ)
-    service = tinker.ServiceClient(user_metadata={"run": run}, display_name=run, base_url=settings.url, api_key=key)
+    named: dict[str, Any] = {"user_metadata": {"run": run}, "display_name": run, "base_url": settings.url}
+    # in a thread: it returns once Tinker answers
+    service = await anyio.to_thread.run_sync(lambda: tinker.ServiceClient(**named, api_key=key), abandon_on_cancel=True)
     status: Any = "errored"
     try:
         yield TinkerClient(service)
@@ -61,6 +64,26 @@ async def open_client(settings: TinkerConfig, run: str) -> AsyncIterator[TinkerC
     finally:
         with anyio.move_on_after(_FAREWELL_S, shield=True), suppress(InfrastructureError, AccessError):
             await _call("finish the session", lambda: service.close(status))
+
+
+async def trainable_models(settings: TinkerConfig, timeout_s: float) -> list[str]:
+    """Return the models that the holder of the key may train, by name.
+
+    Raises `StartupError` without a key, `AccessError` where Tinker refuses it, and `InfrastructureError` where it does
+    not answer in time.
+    """
+    client = AsyncTinker(
+        api_key=read_key(os.environ),
+        base_url=settings.url,
+        timeout=timeout_s,
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+    with own_errors("list its models"):
+        async with client:
+            with anyio.fail_after(timeout_s):
+                found = await client.service.get_server_capabilities()
+    return [one.model_name for one in found.supported_models if one.model_name and one.trainable is not False]
 
 
 class TinkerClient:

@@ -22,6 +22,8 @@ class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """User or team that the project is of. Default None: that in `project`, or the key's own."""
 
     def __post_init__(self) -> None:
+        if self.entity is not None and set(self.entity) & {"/", *_NOT_IN_WANDB}:
+            raise ConfigError(f"training.wandb.entity is {self.entity!r}: name a user or a team of wandb")
         if self.project is None:
             return
         team, slash, name = self.project.rpartition("/")
