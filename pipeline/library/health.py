@@ -57,7 +57,9 @@ class HealthChecks:
             gains = [None if one is None or mean is None else one - mean for one in found]
         else:
             gains = number_column("advantage", advantages, largest=MAX_ABS_REWARD)
-        columns = {"advantages": gains, **rated, **({} if lengths is None else {"lengths": tokens})}
+        columns: dict[str, Sequence[float | None]] = {"advantages": gains, **rated}
+        if lengths is not None:
+            columns["lengths"] = tokens
         for name, column in columns.items():
             if len(column) != len(found):
                 raise DataError(f"{name}: {len(column)} for {len(found)} scores")
