@@ -14,8 +14,10 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked, without_secrets
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.extensions.wandb.files import stored_step
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
 
 __all__ = ["WandbTracker", "open_tracker"]
@@ -55,6 +57,7 @@ class WandbTracker:
             "config": dict(settings),
         }
         self._run: Any = None
+        self._folder = folder
         self._last_step_file = kept / "wandb" / f"{self._arguments['id']}.last-step"
         self._sent_step = 0
 
@@ -77,11 +80,13 @@ class WandbTracker:
 
         Without a server each life of the trainer has a folder of its own: what an earlier one has is not written again.
         """
+        is_offline = os.environ.get("WANDB_MODE") in {"offline", "dryrun"}
+        stored = stored_step(self._last_step_file.parent, self._arguments["id"]) if is_offline else None
         try:
             self._run = self._wandb.init(**self._arguments)
         except (self._wandb.errors.Error, ValueError) as error:
             raise self._unopened(error) from error
-        if os.environ.get("WANDB_MODE") in {"offline", "dryrun"}:
+        if is_offline:
             self._sent_step = _last_step(self._last_step_file)
             if self._sent_step:
                 log.info(
@@ -90,6 +95,23 @@ class WandbTracker:
                 )  # fmt: skip
         self._run.define_metric("train/step")
         self._run.define_metric("*", step_metric="train/step")
+        self._log_lost(stored, step)
+
+    def _log_lost(self, stored: int | None, step: int) -> None:
+        """Log again what an earlier life logged and wandb had not written when it was killed, up to `step`.
+
+        The figures stand in the run's own file of figures. `stored`: the last step that wandb's files hold, if known.
+        """
+        if stored is None or stored >= self._sent_step:
+            return
+        self._sent_step = stored
+        with suppress(OSError), (self._folder / METRICS_FILE).open("rb") as rows:
+            for row in rows:
+                with suppress(msgspec.DecodeError, LookupError, TypeError, ValueError):
+                    figures = msgspec.json.decode(row)
+                    number = int(figures["train/step"])
+                    if stored < number <= step:
+                        self.log_figures(figures, number)
 
     def log_figures(self, figures: dict[str, float], step: int) -> None:
         """Log the figures of a step."""

@@ -1,10 +1,14 @@
 """wandb's own client, without a server: its project's name, and one run in the folders of several lives."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
+from wandb.proto.wandb_internal_pb2 import Record
 
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.extensions.wandb.files import records, stored_step
 from lachesis.pipeline.extensions.wandb.tracker import WandbTracker
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -90,3 +94,60 @@ def test_what_wandb_says_of_settings_is_said(tmp_path, monkeypatch):
         tracker.check()
     with pytest.raises(DataError, match="Invalid project name"):
         tracker.open(0)
+
+
+LIFE = """
+import json, os, pathlib, signal, sys
+from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.extensions.wandb.tracker import WandbTracker
+folder, first, last = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+tracker = WandbTracker(WandbConfig(project="p"), "run", folder, {})
+tracker.open(first - 1)
+with (folder / "metrics.jsonl").open("a") as rows:
+    for step in range(first, last + 1):
+        figures = {"train/step": float(step), "a": float(step), "text": "x" * 700}
+        rows.write(json.dumps(figures) + chr(10))
+        tracker.log_figures(figures, step)
+if sys.argv[4] == "killed":
+    rows.close()
+    os.killpg(0, signal.SIGKILL)
+tracker.close()
+"""
+"""One life of a trainer; wandb's own process dies with it, as under the supervisor."""
+
+
+def steps_in(file):
+    found = []
+    for data in records(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            found.append(int(record.history.step.num))
+    return found
+
+
+@pytest.mark.outside
+@pytest.mark.costly
+def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for first, last, end in ((1, 90, "killed"), (91, 95, "ends")):
+        done = subprocess.run(
+            [sys.executable, "-c", LIFE, str(tmp_path), str(first), str(last), end],
+            process_group=0, check=False, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == (-9 if end == "killed" else 0)
+    files = sorted((tmp_path / "wandb").glob("offline-run-*-run/run-run.wandb"), key=lambda one: one.stat().st_mtime)
+    steps = [steps_in(file) for file in files]
+    assert len(steps) == 2
+    assert steps[0][-1] < 90, "wandb had not written all of it"
+    assert [*steps[0], *steps[1]] == list(range(1, 96))
+
+
+def test_what_is_no_file_of_wandbs_says_nothing(tmp_path):
+    assert stored_step(tmp_path, "run") is None
+    file = tmp_path / "offline-run-1-run" / "run-run.wandb"
+    file.parent.mkdir()
+    for content in (b"", b":W&B" + bytes(40), bytes(range(256)) * 300):
+        file.write_bytes(content)
+        assert stored_step(tmp_path, "run") is None

@@ -1,0 +1,58 @@
+"""Reads from wandb's files on disk which step of a run is the last that they hold.
+
+wandb writes its file in blocks, so a trainer that is killed loses what it logged in the last one.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["records", "stored_step"]
+
+_BLOCK_BYTES = 32768
+_FILE_HEADER_BYTES = 7
+_HEADER = struct.Struct("<IHB")
+"""Checksum, length and kind of a piece of a record."""
+_WHOLE, _LAST = 1, 4
+
+
+def stored_step(folder: Path, run_id: str) -> int | None:
+    """Return the last step in the newest file of an earlier life; None: there is none that can be read."""
+    files = sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    if not files:
+        return None
+    try:
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        content = files[-1].read_bytes()
+    except (ImportError, OSError):
+        return None
+    step = None
+    for data in records(content):
+        record = Record()
+        try:
+            record.ParseFromString(data)
+        except Exception:  # noqa: BLE001 - protobuf's own, of which it has several; a piece that was cut
+            break
+        if record.WhichOneof("record_type") == "history":
+            step = int(record.history.step.num)
+    return step
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Yield the whole records of a file of wandb's."""
+    place, pieces = _FILE_HEADER_BYTES, b""
+    while place + _HEADER.size <= len(content):
+        left = _BLOCK_BYTES - place % _BLOCK_BYTES
+        if left < _HEADER.size:
+            place += left
+            continue
+        _, length, kind = _HEADER.unpack_from(content, place)
+        place += _HEADER.size
+        if kind == 0 or place + length > len(content):
+            return
+        pieces += content[place : place + length]
+        place += length
+        if kind in {_WHOLE, _LAST}:
+            yield pieces
+            pieces = b""
