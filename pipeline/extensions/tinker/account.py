@@ -1,4 +1,4 @@
-"""Signs in at Tinker, for `lachesis doctor`: the key is taken, and the model is one that Tinker trains."""
+"""Signs in at Tinker for `lachesis doctor`: the key is taken, and the model is one that it trains."""
 
 import os
 

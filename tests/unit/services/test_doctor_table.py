@@ -56,7 +56,7 @@ Changes = dict[str, Any]
 Row = tuple[Changes | list[Changes], Changes]
 """The broken configurations, and the whole one. `HOST` in a text is the address of a server that answers."""
 HOST = "http://host-of-the-test"
-STUB = Path(__file__).parents[1] / "environment" / "atropos" / "stub"
+STUB = Path(__file__).parents[1] / "extensions" / "atropos" / "native" / "stub"
 REGISTRY = """
 class Game:
     def reset(self, seed=None): return "?", {}
