@@ -93,6 +93,8 @@ class EpisodeLoop:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._outermost: asyncio.Task[bool] = self._loop.create_task(asyncio.Event().wait())
+        # a forked process drops its parent's loop as it is; asyncio.gather, too, keeps it from a message so
+        self._outermost._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
 
     @property
     def is_inherited(self) -> bool:
