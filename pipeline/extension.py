@@ -16,8 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from lachesis.schemas.access import Access, Scope, access_table
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.access import Access, Scope, access_table
+from lachesis.pipeline.errors import StartupError
 
 __all__ = [
     "GROUP",

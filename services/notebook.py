@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.offline.archive.jsonl import read_lines
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options
 from lachesis.services.observe.groups import GroupRow, GroupView
 

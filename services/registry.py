@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import ServiceSpec, added
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CORE", "Stage", "find", "load_stage", "service_of", "services"]
 

@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.pipeline.retention.holds import read_record as retention_record
 from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER
@@ -31,7 +32,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent

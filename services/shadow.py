@@ -14,6 +14,7 @@ import msgspec
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.offline.compare.rolling import RollingComparison
 from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
@@ -21,7 +22,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import InfrastructureError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
 
 __all__ = ["SERVICE", "run_shadow", "service_name"]

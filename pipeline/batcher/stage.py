@@ -25,6 +25,7 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain
 from lachesis.pipeline.ledger.ledger_end import read_ledger_end
@@ -40,7 +41,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import AdmissionStatus
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.errors import DataError, SchemaError, VersionError
 from lachesis.schemas.ids import is_of_other_epochs
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan

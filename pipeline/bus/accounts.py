@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Access
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.domains import in_domain
 from lachesis.pipeline.bus.permissions import ANSWERS, API, Permissions, inbox_prefix, permissions
 from lachesis.pipeline.bus.routing import matches
-from lachesis.schemas.access import OBSERVER, OPERATOR, Access
 from lachesis.schemas.subjects import key_change, stream_name
 
 __all__ = ["Account", "accounts_config", "accounts_of", "streams_account"]

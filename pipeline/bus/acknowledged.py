@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.common.small_files import read_small_file
-from lachesis.schemas.errors import HistoryLostError
+from lachesis.pipeline.errors import HistoryLostError
 
 __all__ = ["ACKNOWLEDGED", "AcknowledgedEnds", "Acknowledgement", "digest_of", "read_acknowledged"]
 

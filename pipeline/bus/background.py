@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
-from lachesis.schemas.errors import leaves
+from lachesis.pipeline.errors import leaves
 
 __all__ = ["background"]
 

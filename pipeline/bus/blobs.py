@@ -26,7 +26,8 @@ from lachesis.pipeline.bus.routing import (
     names_chunks,
     stored_in,
 )
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, NotFoundError
+from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "BlobStore", "claimed_size"]
 

@@ -32,7 +32,8 @@ from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_respond
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.pipeline.errors import AccessError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, status_of
-from lachesis.schemas.errors import AccessError, InfrastructureError
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 
 __all__ = ["AckMetadata", "ConsumerPull", "weight"]
 

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.consumer_pull import AckMetadata, ConsumerPull, weigh
 from lachesis.pipeline.bus.replies import ConsumerInfo, ConsumerNames, DeleteAnswer, plain_headers
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.bus.server_link import ServerLink
-from lachesis.schemas.errors import NotFoundError
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas.subjects import kind_of
 
 __all__ = ["consume", "forget", "names", "rewind"]

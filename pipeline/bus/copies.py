@@ -13,7 +13,8 @@ import msgspec
 
 from lachesis.pipeline.bus.replies import RaftGroup, StreamInfo
 from lachesis.pipeline.bus.server_link import ServerLink
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["renew_copies"]
 

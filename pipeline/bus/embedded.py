@@ -33,7 +33,8 @@ from lachesis.pipeline.common.disk import is_disk_full, write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
-from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
 __all__ = [

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.permissions import identity_in
 from lachesis.pipeline.bus.replies import direct_message
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, patience_s, status_of
-from lachesis.schemas.errors import DamagedError, InfrastructureError
+from lachesis.pipeline.errors import DamagedError, InfrastructureError
 from lachesis.schemas.subjects import BUCKET, ENVIRONMENT, stream_name
 
 __all__ = ["last_of_key", "reads_by_key"]

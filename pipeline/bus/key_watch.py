@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.key_read import reads_by_key
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
 from lachesis.pipeline.bus.server_link import ServerLink
-from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.subjects import BUCKET, key_change, stream_name
 
 __all__ = ["KeyWatch", "watch"]

@@ -8,7 +8,7 @@ import secrets
 from lachesis.pipeline.bus.api import Entry, StoredMessage
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
-from lachesis.schemas.errors import DamagedError, FencedError
+from lachesis.pipeline.errors import DamagedError, FencedError
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 __all__ = ["delete", "put", "value"]

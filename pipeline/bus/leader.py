@@ -16,7 +16,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.replies import StreamInfo, StreamState, decode_answer, stored_message
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s
-from lachesis.schemas.errors import DamagedError, NotFoundError
+from lachesis.pipeline.errors import DamagedError, NotFoundError
 from lachesis.schemas.subjects import run_of_stream
 
 __all__ = ["by_sequence", "last", "last_readable", "newest_that_reads", "state"]

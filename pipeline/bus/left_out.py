@@ -11,9 +11,10 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.errors import DamagedError, NotFoundError
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DamagedError, NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
 
 __all__ = ["NOTHING", "LeftOut", "leaving_out", "read_left_out", "read_noted"]

@@ -20,12 +20,12 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope, roles
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.routing import matches
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, roles
 from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import VersionError
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from lachesis.pipeline.access import Access
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.domains import in_domain
-from lachesis.schemas.access import Access
 from lachesis.schemas.subjects import BUCKET, key_change, stream_name, value_subject
 
 __all__ = ["ANSWERS", "API", "Permissions", "identity_in", "inbox_prefix", "permissions"]

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.key_read import last_of_key, reads_by_key
 from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
-from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
+from lachesis.pipeline.errors import FencedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.subjects import kind_of, stream_name
 
 __all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]

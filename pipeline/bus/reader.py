@@ -30,7 +30,8 @@ from lachesis.pipeline.bus.replies import ConsumerInfo, NameTakenError, plain_he
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.server_waits import ServerWait
-from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError, LachesisError, NotFoundError
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.subjects import kind_of
 
 __all__ = ["ReadOptions", "StreamReader", "read"]

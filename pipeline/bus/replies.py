@@ -16,16 +16,14 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, SIZE_HEADER
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
+from lachesis.pipeline.errors import (
     FencedError,
     InfrastructureError,
-    LachesisError,
     NotFoundError,
     StreamFullError,
     StreamMissingError,
 )
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 from lachesis.schemas.subjects import kind_of
 
 __all__ = [

@@ -12,7 +12,8 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
-from lachesis.schemas.errors import DataError, InfrastructureError, UnservedError
+from lachesis.pipeline.errors import InfrastructureError, UnservedError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["MicroClient", "broadcast", "listen", "request", "serve"]
 

@@ -28,14 +28,8 @@ from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refus
 from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.server_waits import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
 from lachesis.pipeline.common.backoff import RetryPolicy
-from lachesis.schemas.errors import (
-    AccessError,
-    BusClosedError,
-    DataError,
-    InfrastructureError,
-    LachesisError,
-    PermissionDeniedError,
-)
+from lachesis.pipeline.errors import AccessError, BusClosedError, InfrastructureError, PermissionDeniedError
+from lachesis.schemas.errors import DataError, LachesisError
 
 __all__ = [
     "AnswerSeries",

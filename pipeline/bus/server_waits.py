@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 __all__ = ["NO_ANSWER", "RETRY_GAP_S", "STALLED_AFTER_S", "ServerStall", "ServerWait", "ServerWaits"]
 

@@ -27,7 +27,8 @@ from lachesis.pipeline.bus.replies import (
     to_ns,
 )
 from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
-from lachesis.schemas.errors import ConfigError, InfrastructureError, LachesisError, NotFoundError, StreamFullError
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.schemas.subjects import (
     BUCKET,
     BUCKET_TEXT,

@@ -13,7 +13,8 @@ from lachesis.pipeline.bus.replies import PurgeAnswer
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.streams import stored_subjects
-from lachesis.schemas.errors import ConfigError, DamagedError
+from lachesis.pipeline.errors import DamagedError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BLOB_KINDS, blob, kind_of
 
 __all__ = ["Note", "delete_all", "delete_orphan_chunks", "trim"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import anyio
 import httpx
 
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 __all__ = ["get_within", "wait_for_thread"]
 

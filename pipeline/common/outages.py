@@ -12,7 +12,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from lachesis.schemas.errors import InfrastructureError, LachesisError
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.schemas.errors import LachesisError
 
 __all__ = ["is_outage"]
 

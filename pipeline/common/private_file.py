@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_text
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 
 __all__ = ["given_token", "shared_token", "write_private"]
 

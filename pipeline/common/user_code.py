@@ -26,7 +26,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from lachesis.pipeline.common.nearest import nearest
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, leaves
+from lachesis.pipeline.errors import EnvironmentCodeError, leaves
+from lachesis.schemas.errors import ConfigError
 
 __all__ = [
     "FAILURE_LOG",

@@ -26,6 +26,7 @@ from lachesis.pipeline.curriculum.scope import curriculum_environments, describe
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.held_out import read_held_out
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.errors import InfrastructureError, LedgerError, SettingsChangedError
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
@@ -38,7 +39,7 @@ from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, HeldOutRecord
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, SettingsChangedError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import LedgerEntry
 
 __all__ = ["CurriculumWriter", "items_of", "load_items", "run_curriculum"]

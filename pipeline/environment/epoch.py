@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.item_keys import Keys, mixed
 from lachesis.schemas.control import EpochClaim, EpochRecord
-from lachesis.schemas.errors import SettingsChangedError
 
 __all__ = ["MAX_FAILURES_PER_CLAIM", "Claimer", "EpochOrder"]
 

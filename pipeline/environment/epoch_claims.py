@@ -10,12 +10,12 @@ from typing import TypeVar
 import anyio
 
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
+from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import EpochClaim, EpochRecord
-from lachesis.schemas.errors import FencedError
 
 __all__ = ["EpochClaims"]
 

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
+from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, PromptTooLongError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["GroupFailures"]
 

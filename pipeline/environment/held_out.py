@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import FencedError, StoredValueError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
@@ -22,7 +23,7 @@ from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import HeldOutRecord
-from lachesis.schemas.errors import FencedError, SchemaError, StoredValueError, VersionError
+from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = ["keep_record", "kept_record", "read_held_out", "settle_held_out"]
 

@@ -23,13 +23,14 @@ from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.sampling_agreement import sampling_difference
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.errors import InfrastructureError, ServerAwayError, UnreadableAnswerError
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError, UnreadableAnswerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed", "joined_experts"]

@@ -9,12 +9,13 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
-from lachesis.schemas.errors import InfrastructureError, SchemaError
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["ProducerLeases", "leases_of"]
 

@@ -13,12 +13,13 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, leaves
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.logic.unrated import ABSTAINED
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.pipeline.tasks.references import reference_texts
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, leaves
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["ProbeFinding", "probe_environment"]
 

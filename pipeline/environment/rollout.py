@@ -33,20 +33,13 @@ from lachesis.pipeline.environment.group_environment import GeneratedGroup, Grou
 from lachesis.pipeline.environment.inference import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError, ToolError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    InfrastructureError,
-    LachesisError,
-    ServerAwayError,
-    ToolError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed, joined_experts
 from lachesis.pipeline.environment.template import render_turn
+from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
@@ -25,7 +26,7 @@ from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError, PromptTooLongError
+from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall
 
 __all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]

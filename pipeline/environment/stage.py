@@ -43,6 +43,13 @@ from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
 from lachesis.pipeline.environment.sampler import Sampler
 from lachesis.pipeline.environment.traces import traced_if_abandoned
+from lachesis.pipeline.errors import (
+    EnvironmentCodeError,
+    GroupDeclinedError,
+    InfrastructureError,
+    PromptTooLongError,
+    StreamFullError,
+)
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -58,17 +65,7 @@ from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    GroupDeclinedError,
-    InfrastructureError,
-    PromptTooLongError,
-    SchemaError,
-    StreamFullError,
-    VersionError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, VersionError
 from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup

@@ -15,9 +15,9 @@ import msgspec
 
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.errors import ToolError
 from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
-from lachesis.schemas.errors import ToolError
 from lachesis.schemas.rollout import Message, ToolCall
 
 __all__ = ["describe_tools", "run_tools", "tool", "tools_of"]

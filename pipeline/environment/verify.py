@@ -18,9 +18,10 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
+from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["CHECKS", "EnvironmentCheck", "task_digests", "verify_environment"]

@@ -28,20 +28,13 @@ from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group, deciding_error, describe_error
 from lachesis.pipeline.environment.session import Session
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PolicyMovedError, PromptTooLongError
 from lachesis.pipeline.evaluator.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.annotations import MAX_EVALUATION_EXAMPLES, MAX_EXAMPLE_CHARS, EvalExample
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    InfrastructureError,
-    LachesisError,
-    PolicyMovedError,
-    PromptTooLongError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["EvalResult", "GroupScorer", "Score", "evaluate"]

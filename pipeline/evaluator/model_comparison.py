@@ -23,6 +23,7 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.inference import Inference, derive_seed
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, SampleOutcome
 from lachesis.pipeline.inference.chat_client import ChatInference
 from lachesis.pipeline.inference.client import GeneratedSample
@@ -31,7 +32,7 @@ from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["InferenceTest", "ModelUnderTest", "RequestMeter"]
 

@@ -8,12 +8,13 @@ from contextlib import aclosing
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import HistoryLostError, SchemaError
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["EvaluationReader", "decode_evaluation"]
 

@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.errors import AccessError, DamagedError, EnvironmentCodeError, InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluator.schedule import Schedule
@@ -31,16 +32,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import (
-    AccessError,
-    ConfigError,
-    DamagedError,
-    DataError,
-    EnvironmentCodeError,
-    InfrastructureError,
-    NotFoundError,
-    SchemaError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 __all__ = ["run_evaluator"]
 

@@ -15,10 +15,11 @@ from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.evaluator.evaluate import GroupScorer
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.schemas.errors import EnvironmentCodeError, LachesisError
+from lachesis.schemas.errors import LachesisError
 
 __all__ = ["can_be_judged", "success_scorer"]
 

@@ -24,6 +24,7 @@ from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import DamagedError, FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -40,7 +41,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import stream_name

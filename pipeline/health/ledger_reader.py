@@ -10,13 +10,14 @@ restart.
 from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamExtent
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerProblem, LedgerRules
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DamagedError, SchemaError, VersionError
+from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.subjects import LEDGER
 

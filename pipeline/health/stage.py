@@ -17,6 +17,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.read import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader, rules_of
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
@@ -35,7 +36,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.values import unpack
 

@@ -18,6 +18,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.small_files import read_small_text
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
@@ -26,7 +27,7 @@ from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["POLICY", "TIMEOUT_S", "AlertWebhook", "post_to_webhook", "webhook_url"]
 

@@ -25,6 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import (
+    AccessError,
+    ApiKeyError,
+    InfrastructureError,
+    PromptTooLongError,
+    ServerAwayError,
+    StartupError,
+    UnreadableAnswerError,
+)
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
@@ -47,18 +56,7 @@ from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.control import TokenProbe
-from lachesis.schemas.errors import (
-    AccessError,
-    ApiKeyError,
-    DataError,
-    InfrastructureError,
-    LachesisError,
-    PromptTooLongError,
-    SchemaError,
-    ServerAwayError,
-    StartupError,
-    UnreadableAnswerError,
-)
+from lachesis.schemas.errors import DataError, LachesisError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 

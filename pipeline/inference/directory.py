@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -30,7 +31,7 @@ from lachesis.pipeline.inference.identity import IdentityGuard
 from lachesis.pipeline.inference.request_times import RequestTimes
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
-from lachesis.schemas.errors import ConfigError, DamagedError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = [
     "InferenceDirectory",

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import torch
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.decoding_choice import choose_decoding
@@ -42,7 +43,7 @@ from lachesis.pipeline.inference.text import StopStrings
 from lachesis.pipeline.inference.token_sampler import TokenSampler
 from lachesis.pipeline.model.context import context_length, positions_change_at
 from lachesis.pipeline.model.tensors import load_tensors, vocabulary_of
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["Engine"]
 

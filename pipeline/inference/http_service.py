@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
@@ -32,7 +33,6 @@ from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
-from lachesis.schemas.errors import InfrastructureError, StartupError
 
 __all__ = ["allowed_hosts", "announce", "serve_role"]
 

@@ -13,8 +13,9 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.common.tokenizer_hash import plain_text, same_tokens, with_template_parameters
+from lachesis.pipeline.errors import WrongServerError
 from lachesis.schemas.control import PolicyRecord, TokenProbe
-from lachesis.schemas.errors import SchemaError, WrongServerError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["IdentityGuard", "ObservedServer"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.inference.dialects import ChatRequest, CompletionRequest
 from lachesis.pipeline.inference.event_stream import EventStream, SampledTokens
 from lachesis.pipeline.inference.protocol import PromptLogprobs, TokenizeRequest
@@ -28,7 +29,6 @@ from lachesis.pipeline.inference.text import GrowingText, SampleTexts
 from lachesis.pipeline.tasks.marked_calls import CALL_TOKENS, may_be_marked_call
 from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, parse_tool_calls, text_without_calls
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.rollout import ToolCall
 
 __all__ = ["OpenAiRoutes"]

@@ -16,6 +16,7 @@ import anyio
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.errors import AccessError, InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.inference.weights_turn import take_turn
@@ -24,15 +25,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import (
-    AccessError,
-    ConfigError,
-    DataError,
-    InfrastructureError,
-    NotFoundError,
-    SchemaError,
-    VersionError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, VersionError
 from lachesis.schemas.notices import REFUSED_POLICY
 
 __all__ = ["follow_policy"]

@@ -20,12 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.inference.sampling_engine import EngineFullError, SamplingEngine
 from lachesis.pipeline.inference.sampling_notice import ASKED
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import from_json
 
 __all__ = ["AccessGuard", "Handler", "answer", "body_of", "completed", "forbidden", "generated"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult, TokenListener
-from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["EngineFullError", "SamplingEngine"]
 

@@ -26,6 +26,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
+from lachesis.pipeline.errors import PromptTooLongError
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.dialects import template_messages
 from lachesis.pipeline.inference.engine_backend import EngineBackend
@@ -50,7 +51,7 @@ from lachesis.pipeline.inference.sampling_mask import encode_mask
 from lachesis.pipeline.inference.text import SampleTexts
 from lachesis.pipeline.model.chat_template import render_chat
 from lachesis.pipeline.runtime.http import BrowserGuard
-from lachesis.schemas.errors import DataError, PromptTooLongError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import text_length
 
 __all__ = ["SAMPLING_PATHS", "TEXT_PATHS", "ReadWeights", "ServedTokens", "serving_app"]

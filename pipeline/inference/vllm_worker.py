@@ -30,13 +30,14 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.worker.gpu_worker import Worker
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.pipeline.inference.vllm_loaded import digest_as_held, loaded_weights
 from lachesis.pipeline.inference.vllm_shared_memory import SharedModel, guard_worker
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.shared_memory import POINTER_FILE
 from lachesis.pipeline.model.weight_files import path_inside, read_weights, travel_dtype
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["FileTransfer", "WorkerExtension"]

@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from lachesis.pipeline.errors import LedgerError
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark
 
 __all__ = ["PREVIOUS_HEADER", "Chain", "JoinState", "LedgerPosition", "make_batch"]

@@ -9,8 +9,9 @@ import msgspec
 
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.common.small_files import read_small_file, read_small_text
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.chain import LedgerPosition
-from lachesis.schemas.errors import CheckpointError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import Count, from_json

@@ -13,7 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from lachesis.pipeline.common.small_files import read_small_text
-from lachesis.schemas.errors import CheckpointError
+from lachesis.pipeline.errors import CheckpointError
 
 __all__ = ["SUMS", "verify_sums", "write_sums"]
 

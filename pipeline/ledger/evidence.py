@@ -10,6 +10,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import CheckpointError, DamagedError, HistoryLostError, LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import (
     CHECKPOINTS,
@@ -23,7 +24,7 @@ from lachesis.pipeline.runtime.stream_marks import recovery_hint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import CheckpointError, DamagedError, HistoryLostError, LedgerError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
 
 __all__ = ["check_evidence", "describe_known_checkpoint"]

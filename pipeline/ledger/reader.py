@@ -7,21 +7,14 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import Newer, decode_owned
 from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.misfits import describe_misfit, describe_reach
 from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import (
-    DamagedError,
-    DataError,
-    HistoryLostError,
-    LedgerError,
-    NotFoundError,
-    SchemaError,
-    VersionError,
-)
+from lachesis.schemas.errors import DataError, SchemaError, VersionError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup

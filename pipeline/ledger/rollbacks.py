@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import (
@@ -40,14 +41,7 @@ from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, StreamMark
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import (
-    DamagedError,
-    HistoryLostError,
-    LedgerError,
-    NotFoundError,
-    SchemaError,
-    StartupError,
-)
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent

@@ -23,8 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.model.packed_rows import Grid, PackedRows
-from lachesis.schemas.errors import UnsupportedError
 
 __all__ = ["attends_by", "install_packed_attention", "packed_pass"]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.model.digest import (
     PIECE_BYTES,
     Bytes,
@@ -32,7 +33,7 @@ from lachesis.pipeline.model.digest import (
     pieces_of,
 )
 from lachesis.pipeline.model.faults import some
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = [

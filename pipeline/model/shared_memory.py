@@ -31,11 +31,12 @@ import torch
 
 from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.model import cuda_memory
 from lachesis.pipeline.model.cuda_memory import CudaMemory
 from lachesis.pipeline.model.segment_layout import SegmentTensor, place_tensors, rope_of
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors
-from lachesis.schemas.errors import ConfigError, DataError, NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 

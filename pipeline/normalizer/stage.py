@@ -14,6 +14,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.normalizer.logic.generations import (
     NormalizerChange,
     RevisionNormalizers,
@@ -34,7 +35,7 @@ from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, LedgerError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.values import unpack

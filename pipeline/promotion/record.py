@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
@@ -29,7 +30,7 @@ from lachesis.pipeline.promotion.logic import (
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionError
+from lachesis.schemas.errors import ConfigError, VersionError
 from lachesis.schemas.promotion import Promotion, Promotions, RewardSettings
 from lachesis.schemas.subjects import ROLLOUTS
 

@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.garbage import (
@@ -39,7 +40,7 @@ from lachesis.pipeline.retention.retention_floor import RetentionClaim
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.retention import Hold, Retention

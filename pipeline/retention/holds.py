@@ -15,10 +15,10 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.retention_record import decode_record, read_record
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import check_name
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.retention_floor import (
     RetentionClaim,
@@ -20,7 +21,6 @@ from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import ROLLOUT_HEADER
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER

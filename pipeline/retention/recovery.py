@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
@@ -20,7 +21,7 @@ from lachesis.pipeline.retention.recovery_plan import copied_ends
 from lachesis.pipeline.retention.recovery_record import RECOVERIES, RecoveryPlan, StreamLoss, add_to_record
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, kind_of
 from lachesis.schemas.values import from_json
 

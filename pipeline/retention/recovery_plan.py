@@ -20,6 +20,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.audit import settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
@@ -34,7 +35,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, kind_of

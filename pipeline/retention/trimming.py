@@ -15,6 +15,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.budget import Budget
 from lachesis.pipeline.retention.holds import update_record
@@ -22,7 +23,7 @@ from lachesis.pipeline.retention.readers import Readers
 from lachesis.pipeline.retention.retention_floor import RetentionClaim
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 

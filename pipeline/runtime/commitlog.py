@@ -21,13 +21,14 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.bus.left_out import read_left_out, read_noted
+from lachesis.pipeline.errors import HistoryLostError, LedgerError
 from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST, StreamMarks, has_lost_after, is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, StreamMark
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["CommitLog", "RestoredState", "is_snapshot_due"]
 

@@ -6,8 +6,8 @@ ends.
 """
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.errors import DamagedError
 from lachesis.schemas import keys
-from lachesis.schemas.errors import DamagedError
 
 __all__ = ["DeliveryAttempts"]
 

@@ -18,9 +18,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.performance import CallRecord
-from lachesis.schemas.errors import StartupError
 
 __all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", "host_of", "http_within", "listen"]
 

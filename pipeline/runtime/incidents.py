@@ -6,12 +6,13 @@ work leaves no stamp. A lost announcement costs only a trace, so none is stored.
 
 from contextlib import suppress
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.tracing import TraceIncident
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StageIncident
-from lachesis.schemas.errors import InfrastructureError, SchemaError
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["announce_incident", "follow_incidents"]
 

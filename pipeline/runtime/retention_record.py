@@ -16,9 +16,10 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.pipeline.common.disk import DeferredFile
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import StoredValueError
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import SchemaError, StoredValueError, VersionError
+from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.values import from_json
 

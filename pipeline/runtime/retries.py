@@ -13,7 +13,7 @@ import anyio
 import tenacity
 
 from lachesis.pipeline.common.backoff import RetryPolicy
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 __all__ = ["OUTAGE_POLICY", "RetryWait", "WaitLog", "is_infrastructure", "retry_outages"]
 

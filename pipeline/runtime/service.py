@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.common.disk import SHORTAGES
+from lachesis.pipeline.errors import InfrastructureError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
@@ -34,7 +35,6 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import InfrastructureError, StreamFullError, UnreadableAnswerError
 
 __all__ = ["HeldLeases", "Service", "open_service"]
 

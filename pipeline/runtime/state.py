@@ -13,9 +13,10 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StatePart, StateSnapshot
-from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER
 
 __all__ = ["MAX_STATE_BYTES", "PART_BYTES", "RESTORE_HINT", "StateStore"]

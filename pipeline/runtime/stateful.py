@@ -30,6 +30,7 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.common.secret_texts import error_text
+from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
@@ -40,7 +41,7 @@ from lachesis.pipeline.telemetry.spans import Times
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event
-from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, LedgerError, VersionError
+from lachesis.schemas.errors import DataError, LachesisError, VersionError
 
 __all__ = ["BackgroundTask", "CommitReceipt", "StatefulStage", "run_stateful"]
 

@@ -28,6 +28,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.runtime.incidents import announce_incident
@@ -40,7 +41,7 @@ from lachesis.pipeline.telemetry.tracing import TraceIncident
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, Stamp
 from lachesis.schemas.codec import Event, encode
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["StatelessStage", "StoredRollout", "run_stateless"]
 

@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.api import Bus, StreamUsage
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.common.disk import DeferredFile
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, NotFoundError
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_record import find_streams
@@ -28,7 +29,7 @@ from lachesis.pipeline.runtime.stream_marks import contradiction
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import DamagedError, HistoryLostError, NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.store_marks import StoreMarks
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS
 from lachesis.schemas.values import from_json

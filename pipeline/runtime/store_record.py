@@ -11,17 +11,12 @@ from contextlib import suppress
 import anyio
 
 from lachesis.pipeline.bus.api import Bus, StreamUsage
+from lachesis.pipeline.errors import DamagedError, FencedError, HistoryLostError, NotFoundError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StoreRecord
-from lachesis.schemas.errors import (
-    DamagedError,
-    FencedError,
-    HistoryLostError,
-    NotFoundError,
-    SchemaError,
-)
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.subjects import BUCKET, LEDGER, STREAMS, stream_name
 
 __all__ = [

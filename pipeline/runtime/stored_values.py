@@ -3,8 +3,9 @@
 from typing import TypeVar
 
 from lachesis.pipeline.bus.api import Entry
+from lachesis.pipeline.errors import StoredValueError
 from lachesis.schemas.codec import Event, decode
-from lachesis.schemas.errors import SchemaError, StoredValueError, VersionError
+from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = ["decode_value", "unreadable_value"]
 

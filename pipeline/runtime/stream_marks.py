@@ -16,10 +16,11 @@ from lachesis.pipeline.bus.acknowledged import Acknowledgement, digest_of
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.errors import HistoryLostError, LedgerError, NotFoundError
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import StreamMark
-from lachesis.schemas.errors import HistoryLostError, LedgerError, NotFoundError, SchemaError, VersionError
+from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = [
     "ASK_AGAIN_S",

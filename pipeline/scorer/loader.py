@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute, refuse_ending
 from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scorer.rater import FunctionRater, Rater, check_bounds
 from lachesis.pipeline.scorer.raters import rater_places
-from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
+from lachesis.schemas.errors import ConfigError, LachesisError
 
 __all__ = ["EnsembleRater", "find_rater", "load_member", "load_members"]
 

@@ -31,13 +31,13 @@ from lachesis.pipeline.common.real_number import without_addresses
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.common.usual_times import UsualTimes
+from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker, HungCalls, SuspectArguments
 from lachesis.pipeline.scorer.loader import EnsembleRater
 from lachesis.pipeline.scorer.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.scorer.worker_process import WorkerProcesses
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.schemas.errors import InfrastructureError, UnreadableAnswerError
 
 __all__ = ["EnsembleRunner", "LateCalls"]
 

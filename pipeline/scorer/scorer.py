@@ -15,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.common.secret_texts import without_secrets
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.runtime.retries import RetryWait
@@ -27,7 +28,7 @@ from lachesis.pipeline.scorer.rater import Rating, Sample
 from lachesis.pipeline.scorer.runner import EnsembleRunner, LateCalls
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["EnvironmentScorer", "load_scorer", "samples_of"]

@@ -16,6 +16,7 @@ import msgspec
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import DamagedError, InfrastructureError
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
@@ -29,7 +30,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DamagedError, DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]

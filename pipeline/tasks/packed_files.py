@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lachesis.pipeline.common.installation import install_command
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PACKINGS", "START_BYTES", "refuse_other_kind", "unpacked"]
 

@@ -14,12 +14,13 @@ from lachesis.pipeline.common.machine_memory import half_of_free_memory
 from lachesis.pipeline.common.memory_bound import bounded_memory
 from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.pipeline.common.text_encoding import encoding_of
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.tasks.arrow_rows import ArrowRows, arrow_errors
 from lachesis.pipeline.tasks.csv_rows import CsvTable
 from lachesis.pipeline.tasks.json_files import read_json
 from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
 from lachesis.pipeline.tasks.row_stores import JsonRows, LinePlaces, LineRows, Rows, SequenceRows, rows_of_lines
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ENDINGS", "read_file", "read_named"]
 

@@ -35,6 +35,7 @@ from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.tokenizer_hash import probe_of
 from lachesis.pipeline.common.trainability import TEXT_ALONE, TrainerLimits
+from lachesis.pipeline.errors import CheckpointError, leaves
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
@@ -42,7 +43,7 @@ from lachesis.pipeline.model.weight_files import write_new_weights
 from lachesis.pipeline.trainer.batch import PackedBatch, pack
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.sequences import TrainableBatch
-from lachesis.schemas.errors import CheckpointError, LachesisError, leaves
+from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, TrainReport, VoidBatch
 

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.host_memory import HostCopies
@@ -35,7 +36,7 @@ from lachesis.pipeline.trainer.checkpoint_folder import write_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import optimizer_state
-from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import from_json

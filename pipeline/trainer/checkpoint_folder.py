@@ -16,6 +16,7 @@ import msgspec
 
 from lachesis.pipeline.common.disk import is_disk_full
 from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.ledger.checkpoint_state import (
     PARTIAL,
     POINTER,
@@ -25,7 +26,6 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     write_pointer,
 )
 from lachesis.pipeline.ledger.checksums import write_sums
-from lachesis.schemas.errors import FencedError
 
 __all__ = ["only_writer", "write_checkpoint"]
 

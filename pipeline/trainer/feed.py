@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.errors import BusClosedError, DamagedError, FencedError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
 from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position, follow_ledger
@@ -31,13 +32,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord, TokenProbe
-from lachesis.schemas.errors import (
-    BusClosedError,
-    DamagedError,
-    DataError,
-    FencedError,
-    SchemaError,
-)
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import (
     Batch,

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from lachesis.schemas.errors import OutOfMemoryError
+from lachesis.pipeline.errors import OutOfMemoryError
 
 __all__ = ["CALM_STEPS", "MAX_CALM_STEPS", "FailedPass", "FitWish", "StepFit", "describe_fit"]
 

@@ -6,11 +6,11 @@ from contextlib import aclosing
 import anyio
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.peer_metrics import PeerMetrics
-from lachesis.schemas.errors import HistoryLostError, InfrastructureError, NotFoundError
 
 __all__ = ["last_evaluation"]
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
@@ -54,7 +55,7 @@ from lachesis.pipeline.trainer.step_size import (
     probe_tokens,
     shorten_step,
 )
-from lachesis.schemas.errors import ConfigError, DataError, OutOfMemoryError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["Learner", "NonFiniteError"]
 

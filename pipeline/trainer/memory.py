@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.free_memory import free_bytes
-from lachesis.schemas.errors import OutOfMemoryError
 
 __all__ = [
     "MemoryShortage",

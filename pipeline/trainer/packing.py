@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from lachesis.pipeline.common.secret_texts import error_text
+from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.model.device import lacks_deterministic_form
 from lachesis.pipeline.model.packed_attention import attends_by, install_packed_attention
 from lachesis.pipeline.model.tensors import vocabulary_of
@@ -27,7 +28,7 @@ from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.config import INPUTS_FOR_ONE_ROW, ModelInputConfig
 from lachesis.pipeline.trainer.memory import is_out_of_memory
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
-from lachesis.schemas.errors import ConfigError, UnsupportedError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = [
     "COMPARED_TOKENS",

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from lachesis.pipeline.common.tokenizer_hash import probe_of
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.weight_traces import traced_publication
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
@@ -32,7 +33,6 @@ from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
 from lachesis.pipeline.trainer.train_loop import publish_with_retries
 from lachesis.pipeline.weights.sender import weights_sender
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["COPY_ADVICE", "PolicyPublisher"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lachesis.pipeline.errors import CheckpointError, LedgerError
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.trainer.feed import BatchFeed
-from lachesis.schemas.errors import CheckpointError, LedgerError
 
 __all__ = ["check_resumable", "refuse_lost"]
 

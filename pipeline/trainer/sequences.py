@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import view
-from lachesis.schemas.errors import DataError, UnsupportedError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN

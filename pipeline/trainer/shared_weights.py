@@ -17,13 +17,14 @@ import anyio.from_thread
 import anyio.to_thread
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
 from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.model.shared_memory import WeightSegment
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["SharedWeights", "sharing_weights"]

@@ -28,6 +28,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role, sampling_key
 from lachesis.pipeline.inference.policy_follower import follow_policy
@@ -72,14 +73,7 @@ from lachesis.pipeline.trainer.train_loop import train_batches
 from lachesis.pipeline.trainer.unreported_steps import UnreportedSteps
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    HistoryLostError,
-    InfrastructureError,
-    leaves,
-)
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import LedgerEntry, StepTimes
 
 __all__ = ["OfflineRun", "run_trainer"]

@@ -13,13 +13,14 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.tracking import Tracking
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import HistoryLostError, SchemaError
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["TRACKED_ALERTS_FILE", "track_alerts"]
 

@@ -9,9 +9,9 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
-from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["prefetched_batches", "publish_with_retries", "train_batches"]
 

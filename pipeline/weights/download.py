@@ -24,6 +24,7 @@ import numpy as np
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import fsync, make_folder
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.model.policy_file import check_content, check_file, policy_labels
 from lachesis.pipeline.model.raw_weights import read_raw, weights_path, write_blocks
 from lachesis.pipeline.weights.checked_files import CheckedFiles
@@ -31,7 +32,7 @@ from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.subjects import WEIGHTS
 from lachesis.schemas.weights import WEIGHTS_CHUNK_BYTES, WeightsHead, head_seq

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.model.raw_weights import read_raw
 from lachesis.pipeline.model.shards import weight_file_names
-from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["ample_bytes", "check_weights_room", "published_bytes"]
 

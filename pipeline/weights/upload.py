@@ -21,12 +21,13 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StreamFullError
 from lachesis.pipeline.model.tensors import bytes_of, tensor_form
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.payload import RawTensors, encode_payload
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StreamFullError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.subjects import WEIGHTS
 from lachesis.schemas.weights import WEIGHTS_CHUNK_BYTES, WeightsHead, weights_location

@@ -15,7 +15,8 @@ import anyio.abc
 import msgspec
 
 from lachesis.pipeline.common.safe_text import encodable
-from lachesis.schemas.errors import LachesisError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import LachesisError
 
 __all__ = ["CommandError", "call_command"]
 

@@ -22,8 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lachesis import __version__
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.http import http_within
-from lachesis.schemas.errors import LachesisError, StartupError
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.agent.tools import AgentTools
 
 __all__ = ["HTTP_PATH", "make_server", "serve_http"]

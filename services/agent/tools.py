@@ -25,8 +25,9 @@ from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.notices.text import notice_lines
-from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.agent.catalog import CatalogEntry, list_environments, select_environment
 from lachesis.services.agent.commands import call_command

@@ -14,7 +14,8 @@ import typer
 from lachesis.pipeline.common.os_errors import explain_os_error
 from lachesis.pipeline.common.safe_text import protect_output
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.schemas.errors import LachesisError, leaves
+from lachesis.pipeline.errors import leaves
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.commands import app
 from lachesis.services.cli.own_code import guard_own_code, runs_own_code
 from lachesis.services.run.private_files import make_files_private

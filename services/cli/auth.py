@@ -1,6 +1,6 @@
 """`lachesis auth`: makes keys and least-privilege permissions for your own server.
 
-They follow from the table in `schemas.access`.
+They follow from the table in `pipeline.access`.
 
 `init` fills a folder that a nats-server's configuration includes:
 
@@ -22,15 +22,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from lachesis.pipeline.access import Access
 from lachesis.pipeline.bus.accounts import accounts_config, accounts_of, streams_account
 from lachesis.pipeline.bus.permissions import Permissions, permissions
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import access_of
-from lachesis.schemas.access import Access
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.run.scope import scope_of

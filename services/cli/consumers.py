@@ -10,10 +10,10 @@ from collections import Counter
 
 import anyio
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.cli.options import Options
 from lachesis.services.output import print_json, print_table

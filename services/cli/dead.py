@@ -11,15 +11,16 @@ from typing import Annotated, Any
 import anyio
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.services.cli.events import plain_values, to_plain
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table

@@ -12,7 +12,8 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.verify import verify_environment
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Json, Options, read_params, with_options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.preflight.prompts import PolicyPrompts

@@ -10,8 +10,9 @@ from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.environment.installed import InstalledEnvironments, scan_installed
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.environment.source_files import SourceFile, scan_files
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import added, load_place
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.env_atropos import env_atropos
 from lachesis.services.cli.env_models import env_test
 from lachesis.services.cli.env_new import env_new

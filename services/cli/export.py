@@ -8,10 +8,10 @@ from typing import Annotated
 import anyio
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.archive.exporter import Exporter, ExportRequest, ExportSummary
 from lachesis.pipeline.offline.archive.files import format_of
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.subjects import EVENTS
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import anyio
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.sizes import parse_bytes
 from lachesis.pipeline.retention.collector import GarbageCollector, GcLimits, GcPlan
 from lachesis.pipeline.retention.garbage import GcDecision
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.consumers import collect_attempts, collect_consumers

@@ -13,11 +13,11 @@ import anyio
 import typer
 from rich.text import Text
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError

@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import added, load_place
@@ -17,7 +18,6 @@ from lachesis.pipeline.offline.archive.importer import PRODUCER, Importer, Impor
 from lachesis.pipeline.offline.archive.logic.foreign_lines import UNKNOWN_POLICY, ImportAssumptions
 from lachesis.pipeline.offline.archive.reader import check_kind
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.services.cli.options import Json, Options, with_options

@@ -2,9 +2,9 @@
 
 import anyio
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import connect_run
 from lachesis.services.run.store import make_streams

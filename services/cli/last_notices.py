@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError, leaves
 from lachesis.pipeline.notices.text import notice_lines
-from lachesis.schemas.errors import AccessError, InfrastructureError, StartupError, leaves
 from lachesis.services.output import printable
 from lachesis.services.run.notices_file import read_notices
 

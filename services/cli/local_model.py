@@ -12,9 +12,9 @@ import httpx
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.schemas.errors import StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

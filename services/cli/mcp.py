@@ -17,7 +17,8 @@ from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.known_runs import state_folder
 

@@ -11,17 +11,18 @@ import anyio
 import msgspec
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.estimators.registry import describe_estimator
 from lachesis.pipeline.offline.replay.logic.selection import differences
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.promotion.logic import request
 from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, FencedError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.replay import RevisionRecord
 from lachesis.schemas.subjects import REPLAY

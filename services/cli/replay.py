@@ -7,12 +7,12 @@ from typing import Annotated
 import anyio
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.replay import UnscoredGroup
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal

@@ -13,11 +13,12 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import CheckpointError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
 from lachesis.pipeline.offline.trainer.ledger import past_record
 from lachesis.pipeline.offline.verification.checks import NumericFinding
-from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.findings import exit_with, print_findings

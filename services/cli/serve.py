@@ -14,8 +14,9 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token
 from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.local_model import open_app
 from lachesis.services.cli.progress import drain_on_signal
 from lachesis.services.output import printable

@@ -8,15 +8,15 @@ import anyio
 import msgspec
 import typer
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.offline.compare.rolling import RollingFigures
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Json, Options, with_options

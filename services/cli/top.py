@@ -21,11 +21,11 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, fitting, table
 from lachesis.services.cli.ending import end_on_signal

@@ -20,10 +20,11 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import InfrastructureError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run

@@ -17,15 +17,16 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import check_name

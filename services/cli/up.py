@@ -19,6 +19,7 @@ from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.scope import describe_curriculum
+from lachesis.pipeline.errors import HistoryLostError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
@@ -28,7 +29,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
-from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,

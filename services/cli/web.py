@@ -9,7 +9,7 @@ import typer
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 from lachesis.services.cli.ending import end_on_signal
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import check_there

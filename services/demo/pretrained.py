@@ -18,8 +18,9 @@ import msgspec
 
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo.prepare import PreparedModel, check_disjoint, keep_model, put_model
 
 __all__ = ["MODULES", "Sum", "prepare_pretrained", "sums"]

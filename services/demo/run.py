@@ -23,8 +23,9 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare, prepare_teacher
 from lachesis.services.demo.pretrained import MODULES, prepare_pretrained

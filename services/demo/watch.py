@@ -12,13 +12,13 @@ import anyio
 import anyio.abc
 import psutil
 
+from lachesis.pipeline.access import OBSERVER
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import StartupError
 from lachesis.services.demo.observed import RunObservation
 from lachesis.services.run.connect import connect_run
 

@@ -30,6 +30,7 @@ from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.stage import SingleGroup, run_environment
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
@@ -53,7 +54,7 @@ from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.dev.shown import print_group

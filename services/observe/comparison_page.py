@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.offline.compare.logic import Comparison, EnvDifference
-from lachesis.schemas.errors import StartupError
 from lachesis.services.observe.comparison import Report, Table, env_name
 from lachesis.services.output import printable
 

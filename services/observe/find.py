@@ -10,10 +10,11 @@ from contextlib import suppress
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent, TeacherEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore, TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.observe.find import find_rollout

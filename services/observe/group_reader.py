@@ -14,10 +14,11 @@ import anyio
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.observe.find import find_rollout, read_rollouts, seqs_of_steps
 from lachesis.services.observe.groups import (

@@ -17,9 +17,9 @@ import msgspec
 
 from lachesis.pipeline.common.bounded_http import get_within
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.observe.endings import RolloutEnding
 from lachesis.services.observe.overview import trace_url
 

@@ -13,6 +13,7 @@ from lachesis.pipeline.common.disk import DiskShortage, write_if_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import CheckpointError, DamagedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.text import notice_lines
@@ -20,7 +21,7 @@ from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import CheckpointError, DamagedError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.overview import by_outcome

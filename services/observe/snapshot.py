@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.ledger.rollbacks import describe_rollback
@@ -26,13 +27,7 @@ from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import (
-    DamagedError,
-    InfrastructureError,
-    NotFoundError,
-    SchemaError,
-    StartupError,
-)
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.promotion import PromotionOutcome

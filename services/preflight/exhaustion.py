@@ -10,16 +10,16 @@ from contextlib import suppress
 
 import anyio
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import SIZE_HEADER, matches
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.subjects import BUCKET, LEDGER, WEIGHTS
 from lachesis.services.output import human_bytes
 from lachesis.services.run.scope import scope_of

@@ -6,10 +6,11 @@ from typing import Any
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.retention.recovery_plan import make_plan
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, NotFoundError, StartupError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.newer import check_versions

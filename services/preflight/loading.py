@@ -30,13 +30,14 @@ from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.pipeline.trainer.tracking import open_trackers
-from lachesis.schemas.errors import ConfigError, InfrastructureError, LachesisError, StartupError
+from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models

@@ -22,11 +22,12 @@ from lachesis.pipeline.common.disk import device_of, disk_room
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import added, extensions, load_place
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.output import human_bytes
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.otlp import check_otlp

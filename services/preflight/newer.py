@@ -11,10 +11,11 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newer_writers import writers_of
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, UNREADABLE, decode
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
 __all__ = ["NewerMessage", "check_versions", "newer_messages"]

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.common.bounded_http import get_within
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.services.output import human_bytes
 
 __all__ = ["ServerStorage", "check_account", "check_sharing", "check_storage", "read_monitor", "try_room"]

@@ -11,25 +11,18 @@ from typing import Any
 import msgspec
 import nats.errors
 
+from lachesis.pipeline.access import OBSERVER
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
 from lachesis.pipeline.bus.streams import definitions, differences, sized
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.directory import check_url, key_path, registered_servers, sampling_key
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
-from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import (
-    AccessError,
-    ConfigError,
-    DamagedError,
-    DataError,
-    InfrastructureError,
-    NotFoundError,
-    StartupError,
-)
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.subjects import kind_of
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.exhaustion import find_exhaustion

@@ -25,6 +25,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
+from lachesis.pipeline.access import identity_of
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import is_disk_full
@@ -33,20 +34,10 @@ from lachesis.pipeline.common.os_errors import explain_os_error
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.common.user_code import describe_ending, is_ending, mark_own_process, refuse_forked
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.extension import ServiceSpec
-from lachesis.pipeline.retention.budget_check import check_budgets
-from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
-from lachesis.pipeline.runtime.held_loop import speaking_while_held
-from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
-from lachesis.pipeline.runtime.service import Service, open_service
-from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.pipeline.trainer.ranks.place import RankPlace
-from lachesis.schemas.access import identity_of
-from lachesis.schemas.errors import (
+from lachesis.pipeline.errors import (
     AccessError,
     ApiKeyError,
     CheckpointError,
-    ConfigError,
     EnvironmentCodeError,
     FencedError,
     HistoryLostError,
@@ -58,9 +49,17 @@ from lachesis.schemas.errors import (
     StartupError,
     StoredValueError,
     StreamMissingError,
-    VersionError,
     leaves,
 )
+from lachesis.pipeline.extension import ServiceSpec
+from lachesis.pipeline.retention.budget_check import check_budgets
+from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
+from lachesis.pipeline.runtime.held_loop import speaking_while_held
+from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.service import Service, open_service
+from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.pipeline.trainer.ranks.place import RankPlace
+from lachesis.schemas.errors import ConfigError, VersionError
 from lachesis.services.process.drain_limit import limited_drain
 from lachesis.services.process.forked_children import separate_forked_children, tell_returned_forks
 from lachesis.services.process.micro import join_micro

@@ -15,11 +15,11 @@ from typing import Self
 import anyio
 import msgspec
 
+from lachesis.pipeline.access import SINGLE_WRITERS
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, StartupError, UnservedError
 from lachesis.schemas import subjects
-from lachesis.schemas.access import SINGLE_WRITERS
-from lachesis.schemas.errors import InfrastructureError, StartupError, UnservedError
 from lachesis.services.registry import find
 
 __all__ = ["WriterPlace", "refuse_writers_beside"]

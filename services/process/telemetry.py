@@ -12,10 +12,10 @@ import anyio
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError, StartupError
 
 __all__ = ["follow_clock", "open_tracing"]
 

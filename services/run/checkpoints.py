@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import (
     CHECKPOINTS,
     best_checkpoint,
     known_checkpoints,
     latest_checkpoint,
 )
-from lachesis.schemas.errors import CheckpointError, ConfigError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["find_checkpoint", "names_checkpoint", "newest_checkpoint"]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
+from lachesis.pipeline.access import OBSERVER
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
@@ -17,12 +18,12 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.services.run.known_runs import known_runs
 from lachesis.services.run.store import find_lost_store, is_lost, make_streams, ways_out

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.acknowledged import ACKNOWLEDGED
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
@@ -22,6 +23,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.extension import extensions
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
@@ -31,8 +33,7 @@ from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.trainer.tracked_alerts import TRACKED_ALERTS_FILE
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, server_config_for_history
 from lachesis.services.run.file import EFFECTIVE_FILE, MODEL_FILE, RUN_FILE, is_written_here

@@ -21,17 +21,11 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
-from lachesis.schemas.errors import (
-    FencedError,
-    InfrastructureError,
-    LachesisError,
-    NotFoundError,
-    SchemaError,
-    StartupError,
-)
+from lachesis.schemas.errors import LachesisError, SchemaError
 from lachesis.services.run.process_identity import is_running, machine_id, started_ticks
 
 __all__ = [

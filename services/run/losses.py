@@ -4,10 +4,11 @@ import logging
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.rollbacks import find_contradictions
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import STREAMS
 
 __all__ = ["warn_of_losses"]

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import anyio
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import HistoryLostError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import UnusableState, make_plan
@@ -16,8 +18,7 @@ from lachesis.pipeline.runtime.store_marks import read_marks
 from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, HistoryLostError, NotFoundError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder

@@ -1,7 +1,7 @@
 """Reads from the configuration what a run's subjects and permissions are made of. Pure."""
 
+from lachesis.pipeline.access import Scope
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.access import Scope
 from lachesis.schemas.keys import INFERENCE_ROLES
 
 __all__ = ["scope_of"]

@@ -19,6 +19,7 @@ from lachesis.pipeline.common.fsync import fsync, replace_file
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.pipeline.runtime.store_record import (
@@ -30,7 +31,7 @@ from lachesis.pipeline.runtime.store_record import (
 )
 from lachesis.schemas import subjects
 from lachesis.schemas.control import StoreRecord
-from lachesis.schemas.errors import HistoryLostError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS
 from lachesis.schemas.values import from_json
 from lachesis.services.run.known_runs import has_stored

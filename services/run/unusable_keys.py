@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.extension import extensions, load_place
 from lachesis.schemas import keys
 from lachesis.schemas.alerts import SentAlerts
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.control import EpochRecord, HeldOutRecord, PromptsRecord
-from lachesis.schemas.errors import DamagedError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
 
 __all__ = ["find_unusable_keys"]

@@ -20,6 +20,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.stage import CurriculumWriter, load_items
 from lachesis.pipeline.environment.held_out import read_held_out
+from lachesis.pipeline.errors import HistoryLostError, LedgerError
 from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.health.stage import AlertWriter
 from lachesis.pipeline.ledger.ledger_end import check_whole_ledger
@@ -29,7 +30,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import StatefulStage
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import ConfigError, DataError, HistoryLostError, LedgerError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER
 from lachesis.services.run.unusable_keys import find_unusable_keys
 

@@ -21,7 +21,7 @@ import anyio.abc
 
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import NotFoundError, StartupError
+from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.services.observe.runs import RunOverview, look_at_folder
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,

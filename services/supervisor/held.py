@@ -12,11 +12,11 @@ from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.environment.leases import leases_of
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.interpreter_hold import held_place
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import LeaseRequest
-from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["AFTER_S", "HeldProcesses"]
 

@@ -9,10 +9,11 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, LedgerError, NotFoundError
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
-from lachesis.schemas.errors import DataError, HistoryLostError, InfrastructureError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["verify_ledger"]

@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
 from lachesis.pipeline.common.process_state import STOPPED_STATES, process_state
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
 from lachesis.pipeline.notices.facts import Moment, ProcessFact
@@ -28,7 +29,7 @@ from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import InfrastructureError, LachesisError
+from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.notices import MAX_NOTICES, Notice
 from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
 from lachesis.services.preflight.exhaustion import find_exhaustion

@@ -27,6 +27,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
@@ -37,6 +38,7 @@ from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.extension import HeldSocket, load_place
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.notices.changes import PastNotice
@@ -48,9 +50,8 @@ from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retention_record import RETENTION_FILE, follow_record
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.planned_processes import PlannedProcess, planned_processes

@@ -14,10 +14,11 @@ import msgspec
 
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.offline.compare.logic import compare
 from lachesis.pipeline.offline.replay.revisions import conversation, read_revision, revision_names
-from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
+from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.observe.comparison import env_name, report
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import read_group_page

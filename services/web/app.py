@@ -23,8 +23,9 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.runtime.http import BrowserGuard
-from lachesis.schemas.errors import ConfigError, DataError, LachesisError, NotFoundError
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 from lachesis.services.web.api import Query, RunApi
 
 __all__ = ["HEADERS", "TokenGate", "build_app"]

@@ -10,8 +10,8 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.http import HttpServer
-from lachesis.schemas.errors import StartupError
 from lachesis.services.web.api import RunApi
 from lachesis.services.web.app import build_app
 from lachesis.services.web.shared_history import SharedHistory

@@ -12,7 +12,8 @@ import anyio
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import LachesisError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.run.connect import CONNECT_S, RunHistory, open_run, until_ended
 
 __all__ = ["SharedHistory"]

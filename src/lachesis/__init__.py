@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environment.environment import Environment
     from lachesis.pipeline.environment.session import Reply, Session
     from lachesis.pipeline.environment.tools import tool
+    from lachesis.pipeline.errors import RaterUnavailable, ToolError
     from lachesis.pipeline.extensions.atropos.gateway.curriculum_mixin import CurriculumMixin
     from lachesis.pipeline.extensions.atropos.step_bridge.atropos_step_env import AtroposStepEnv
     from lachesis.pipeline.extensions.atropos.step_bridge.step_env import StepEnv
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.trainer.batches import batches
     from lachesis.pipeline.trainer.inputs.model_input import ModelInput
-    from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
     from lachesis.services.notebook import open_run
 
@@ -77,7 +77,7 @@ _HOMES = {
     "Environment": "lachesis.pipeline.environment.environment",
     "Message": "lachesis.schemas.rollout",
     "ModelInput": "lachesis.pipeline.trainer.inputs.model_input",
-    "RaterUnavailable": "lachesis.schemas.errors",
+    "RaterUnavailable": "lachesis.pipeline.errors",
     "Reply": "lachesis.pipeline.environment.session",
     "RewardGroup": "lachesis.pipeline.normalizer.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.normalizer.welford",
@@ -86,7 +86,7 @@ _HOMES = {
     "StepEnv": "lachesis.pipeline.extensions.atropos.step_bridge.step_env",
     "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scorer.rater",
-    "ToolError": "lachesis.schemas.errors",
+    "ToolError": "lachesis.pipeline.errors",
     "batches": "lachesis.pipeline.trainer.batches",
     "estimator": "lachesis.pipeline.normalizer.estimators.own",
     "open_run": "lachesis.services.notebook",

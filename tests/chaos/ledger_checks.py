@@ -11,6 +11,7 @@ from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
 from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
@@ -23,7 +24,6 @@ from lachesis.schemas.annotations import (
     TeacherEvent,
     TeacherPointer,
 )
-from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome
 
 __all__ = ["bound", "chain", "kept", "manifests", "outcomes", "promotions", "reasons", "stored_once", "writer_state"]

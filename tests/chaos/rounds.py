@@ -23,7 +23,7 @@ from integration.servers import Servers, Standalone, Supervised
 
 from lachesis.pipeline.bus import blobs
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import InfrastructureError, leaves
+from lachesis.pipeline.errors import InfrastructureError, leaves
 from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["TIGHT", "Kind", "Round", "play"]

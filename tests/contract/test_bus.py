@@ -10,10 +10,7 @@ import pytest
 from lachesis.pipeline.bus import reader as reader_module
 from lachesis.pipeline.bus.api import Bus, Delivery
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.schemas import subjects
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
+from lachesis.pipeline.errors import (
     FencedError,
     HistoryLostError,
     InfrastructureError,
@@ -21,6 +18,8 @@ from lachesis.schemas.errors import (
     StreamFullError,
     UnservedError,
 )
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.subjects import EVENTS, LEDGER, LIVE, ROLLOUTS, TEACHER
 
 MATH = subjects.rollout("run", "math")

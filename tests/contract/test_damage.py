@@ -11,8 +11,8 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.errors import DamagedError, FencedError
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import DamagedError, FencedError
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, stream_name
 
 LINE = subjects.ledger("run", "main")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from contract.inference_servers import KEY, TOKEN, reference, sharp_policy, vllm
 
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -22,7 +23,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weig
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.config import LoraConfig
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 pytestmark = pytest.mark.timeout(3600)

@@ -7,6 +7,7 @@ import anyio
 import pytest
 from contract.weights import MIB, RUN, CountingBus, CutBus, Trainer, check
 
+from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.weights import checked_files, download
 from lachesis.pipeline.weights.checked_files import CheckedFiles
@@ -14,7 +15,7 @@ from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, FencedError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.subjects import WEIGHTS
 from lachesis.schemas.weights import WeightsHead, head_seq

@@ -2,13 +2,13 @@
 
 import torch
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.model.tensors import policy_version, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas import subjects
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import InfrastructureError
 
 RUN = "run"
 MIB = 1 << 20

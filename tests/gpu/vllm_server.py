@@ -14,6 +14,7 @@ from gpu.figures import check, figure
 from gpu.models import DEVICE, THREADS
 
 from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -25,7 +26,6 @@ from lachesis.pipeline.model.shared_memory import WeightSegment, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.model.weight_files import write_weights
-from lachesis.schemas.errors import StartupError
 
 __all__ = ["measure_server"]
 

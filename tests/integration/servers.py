@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 from lachesis.services.run.connect import NATS_FOLDER
 
 __all__ = ["RUN", "Servers", "Standalone", "Supervised"]

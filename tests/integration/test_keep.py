@@ -12,7 +12,7 @@ from integration.servers import Supervised
 from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 from lachesis.services.run.connect import NATS_FOLDER
 from lachesis.services.supervisor.keeper import keep_supervisor
 

@@ -16,6 +16,7 @@ import torch
 from contract.inference_servers import PYTHON, TOKEN, vllm
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -24,7 +25,7 @@ from lachesis.pipeline.model.policy import PolicyModel, save_policy
 from lachesis.pipeline.model.shared_memory import WeightSegment, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 pytestmark = [
     pytest.mark.slow,

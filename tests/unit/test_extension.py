@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
 from lachesis.pipeline.environment.load import environment_kinds
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
@@ -21,7 +22,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.raters import rater_places
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.machine import needed_extras
 from lachesis.services.registry import load_stage, service_of, services

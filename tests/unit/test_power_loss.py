@@ -6,6 +6,7 @@ from power import Disk
 from safetensors.torch import load_file
 
 from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
@@ -15,7 +16,6 @@ from lachesis.pipeline.offline.archive.files import whole_file
 from lachesis.pipeline.trainer.checkpoint import save_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.schemas.errors import CheckpointError
 
 CHECKPOINTS = "run/checkpoints"
 

@@ -26,15 +26,8 @@ from lachesis.pipeline.bus.memory.requests import MemoryRequests
 from lachesis.pipeline.bus.memory.stream import MemoryConsumer, MemoryStream, size_of
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
-from lachesis.schemas.errors import (
-    BusClosedError,
-    ConfigError,
-    DamagedError,
-    DataError,
-    FencedError,
-    HistoryLostError,
-    NotFoundError,
-)
+from lachesis.pipeline.errors import BusClosedError, DamagedError, FencedError, HistoryLostError, NotFoundError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.subjects import STREAMS
 
 __all__ = ["MAX_MESSAGE_BYTES", "MemoryBus"]

@@ -12,7 +12,8 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.routing import matches
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
-from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError, UnservedError
+from lachesis.pipeline.errors import BusClosedError, InfrastructureError, UnservedError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["MemoryRequests"]
 

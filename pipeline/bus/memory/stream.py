@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lachesis.pipeline.bus.api import ConsumerLag, PubAck, StoredMessage, StreamExtent, StreamUsage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, matches
-from lachesis.schemas.errors import DamagedError, FencedError, NotFoundError, StreamFullError
+from lachesis.pipeline.errors import DamagedError, FencedError, NotFoundError, StreamFullError
 
 __all__ = ["MemoryConsumer", "MemoryStream", "size_of"]
 

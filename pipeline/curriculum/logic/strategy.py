@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.sampler import DrawnItem, ItemWeights, Sampler
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.values import Count, check_kind, plain_numbers, shaped
 
 __all__ = ["FeedbackStatus", "ItemFeedback", "ItemPool", "Strategy"]

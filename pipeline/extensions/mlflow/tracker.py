@@ -12,10 +12,11 @@ import msgspec
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extensions.mlflow.config import MlflowConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["MlflowTracker", "open_tracker"]
 

@@ -20,9 +20,10 @@ import msgspec
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import IMPORT_LOCK
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.reasoning_gym.guard import guard_reasoning_gym
 from lachesis.pipeline.tasks.splits import Split, canonical_prompt, split_of
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["create_dataset", "dataset_names", "draw", "import_reasoning_gym", "load_scorer", "score_answer"]
 

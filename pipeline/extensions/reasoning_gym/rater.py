@@ -3,9 +3,10 @@
 import importlib.metadata
 from typing import Any
 
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.reasoning_gym.datasets import import_reasoning_gym, score_answer
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.schemas.errors import ConfigError, DataError, StartupError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["ReasoningGymRater"]
 

@@ -15,8 +15,9 @@ from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import load_module
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.session import Session
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["GemSource", "GymnasiumSource", "StepSource"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.schemas.errors import InfrastructureError, StartupError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

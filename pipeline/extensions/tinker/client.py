@@ -17,9 +17,10 @@ import tinker
 from tinker._client import AsyncTinker  # the only one that gives up: those that `tinker` offers try for ever
 from tinker.lib.retryable_exception import RetryableException
 
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.extensions.tinker.key import KEY_VARIABLE, read_key
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, LachesisError
+from lachesis.schemas.errors import DataError, LachesisError
 
 __all__ = ["BatchRefusedError", "TinkerClient", "TinkerTrainer", "open_client", "own_errors", "trainable_models"]
 

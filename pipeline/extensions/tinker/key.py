@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 
 __all__ = ["KEY_VARIABLE", "check_key", "key_problem", "read_key"]
 

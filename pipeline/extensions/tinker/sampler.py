@@ -17,6 +17,7 @@ import anyio.from_thread
 import tinker
 from anyio.abc import TaskGroup
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.tinker.client import TinkerClient, open_client, own_errors
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.inference.protocol import (
@@ -29,7 +30,7 @@ from lachesis.pipeline.inference.protocol import (
 )
 from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult, TokenListener
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["TinkerSampler", "open_sampler"]
 

@@ -15,8 +15,9 @@ import msgspec
 
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints
-from lachesis.schemas.errors import CheckpointError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
 __all__ = ["TINKER_STATE", "TinkerState", "needed_states", "read_tinker_state", "record_state", "write_saved_states"]

@@ -28,6 +28,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, CheckpointError, InfrastructureError
 from lachesis.pipeline.extensions.tinker.client import BatchRefusedError, TinkerClient, TinkerTrainer, open_client
 from lachesis.pipeline.extensions.tinker.config import settings_of
 from lachesis.pipeline.extensions.tinker.datums import datum_of
@@ -63,14 +64,7 @@ from lachesis.pipeline.trainer.tracking import Tracking, open_trackers, open_tra
 from lachesis.pipeline.trainer.train_loop import publish_with_retries, train_batches
 from lachesis.pipeline.trainer.unreported_steps import UnreportedSteps
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import (
-    AccessError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    InfrastructureError,
-    SchemaError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import StepTimes
 from lachesis.schemas.values import from_json

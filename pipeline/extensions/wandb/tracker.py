@@ -13,12 +13,13 @@ import msgspec
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked, without_secrets
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.extensions.wandb.files import stored_step
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
-from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["WandbTracker", "open_tracker"]
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.archive.files import Format, whole_file
 from lachesis.pipeline.offline.archive.index import Index
 from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter
@@ -29,7 +30,7 @@ from lachesis.pipeline.retention.holds import OpenHold, holding, read_record
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import LedgerEntry, OutcomeKind
 from lachesis.schemas.replay import RevisionRecord, Selection
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from lachesis.pipeline.common.fsync import fsync
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Format", "format_of", "whole_file"]
 

@@ -25,6 +25,7 @@ import msgspec
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StreamFullError, UnservedError
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.index import Index
 from lachesis.pipeline.offline.archive.logic.foreign_lines import ImportAssumptions, ReadLine
@@ -35,14 +36,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseRequest, PolicyRecord
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    InfrastructureError,
-    NotFoundError,
-    StreamFullError,
-    UnservedError,
-)
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import RolloutGroup

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Index"]
 

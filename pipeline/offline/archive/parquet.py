@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.offline.archive.logic.exact_array import exact_array
 from lachesis.pipeline.offline.archive.logic.row import SCHEMA, RolloutRow
 from lachesis.pipeline.tasks.arrow_rows import arrow_errors
 from lachesis.schemas.codec import MAX_ERROR_CHARS
-from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, SchemaError
 
 __all__ = ["METADATA_KEY", "ParquetWriter", "arrow_schema", "count_rows", "read_rows"]
 

@@ -58,7 +58,7 @@ class WorkerReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag=True):
-    """What ends the replay: an error of `schemas.errors` by its name, met at a block or (None) before it was ready."""
+    """What ends the replay: an error of this project by its name, met at a block or (None) before it was ready."""
 
     number: int | None
     error: str

@@ -8,8 +8,8 @@ from dataclasses import replace
 import anyio
 import tenacity
 
+from lachesis.pipeline.errors import StreamFullError
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, WaitLog, is_infrastructure, retry_outages
-from lachesis.schemas.errors import StreamFullError
 
 __all__ = ["retrying"]
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.offline.replay.logic.fold import extended_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward
-from lachesis.schemas.errors import LedgerError, NotFoundError
 from lachesis.schemas.replay import RescoreEvent, RevisionRecord
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 

@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, ScoreSource
 from lachesis.pipeline.promotion.record import read_promotions as promotions
 from lachesis.pipeline.runtime.rollouts import read_rollout
@@ -20,7 +21,7 @@ from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import Event, decode
-from lachesis.schemas.errors import DataError, NotFoundError, SchemaError, VersionError
+from lachesis.schemas.errors import DataError, SchemaError, VersionError
 from lachesis.schemas.replay import EnsembleInfo, RescoreEvent, RevisionRecord
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS

@@ -13,10 +13,11 @@ import tenacity
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import GroupScore, Stamp
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["STAGE", "ReplayScorer", "ScoreOrReason", "collect_seldom"]
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import BROKEN_HEADER
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.replay.logic.selection import selects
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import DataError, NotFoundError, SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 

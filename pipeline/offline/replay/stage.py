@@ -32,6 +32,7 @@ from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError, StreamFullError
 from lachesis.pipeline.normalizer.estimators.registry import describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.rules import reward_rule
 from lachesis.pipeline.offline.replay.config import ReplayPace
@@ -49,7 +50,7 @@ from lachesis.pipeline.retention.holds import holding, read_record
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import RescoreEvent, RevisionRecord, Selection
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS

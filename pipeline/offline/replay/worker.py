@@ -26,6 +26,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.bus.publisher import PublishWindow
 from lachesis.pipeline.common.stop_signals import stop_signals
+from lachesis.pipeline.errors import leaves
 from lachesis.pipeline.offline.replay.frames import (
     RolloutBlock,
     WorkerAnswer,
@@ -40,7 +41,7 @@ from lachesis.pipeline.offline.replay.inflight import MAX_IN_FLIGHT_BYTES, Coope
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.scoring import ReplayScorer, ScoreOrReason, collect_seldom
 from lachesis.pipeline.offline.replay.selected import fetched
-from lachesis.schemas.errors import ConfigError, LachesisError, leaves
+from lachesis.schemas.errors import ConfigError, LachesisError
 
 _starts = msgspec.msgpack.Decoder(WorkerStart)
 _blocks = msgspec.msgpack.Decoder(RolloutBlock)

@@ -24,7 +24,9 @@ import anyio.abc
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from lachesis.pipeline import errors
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.offline.replay.frames import (
     RolloutBlock,
     WorkerAnswer,
@@ -36,8 +38,8 @@ from lachesis.pipeline.offline.replay.frames import (
     read_frame,
 )
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
-from lachesis.schemas import errors
-from lachesis.schemas.errors import InfrastructureError, LachesisError
+from lachesis.schemas import errors as wire_errors
+from lachesis.schemas.errors import LachesisError
 
 __all__ = ["WorkerPool", "open_workers"]
 
@@ -189,5 +191,6 @@ class _WorkerClient:
 
 def _met(failed: WorkerError) -> LachesisError:
     """Return the error that a worker met."""
-    kind: type[LachesisError] = getattr(errors, failed.error, InfrastructureError)
+    known = vars(wire_errors) | vars(errors)
+    kind: type[LachesisError] = known.get(failed.error, InfrastructureError)
     return kind(failed.text)

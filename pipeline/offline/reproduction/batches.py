@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger, newest_entry
 from lachesis.pipeline.offline.replay.logic.batches import content_digest, manifest_digest
@@ -24,15 +25,7 @@ from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdic
 from lachesis.pipeline.retention.holds import read_record as retention_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    LachesisError,
-    LedgerError,
-    NotFoundError,
-    SchemaError,
-    VersionError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError, SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.replay import OfflineTrainerRecord

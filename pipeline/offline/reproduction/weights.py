@@ -21,6 +21,7 @@ import torch
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
@@ -40,7 +41,7 @@ from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.numerics import microbatch_at, numerics_of
 from lachesis.pipeline.trainer.resume import load_reference
-from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
 

@@ -20,6 +20,7 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import LedgerError, NotFoundError, StreamFullError
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
@@ -33,12 +34,7 @@ from lachesis.pipeline.retention.holds import holding
 from lachesis.pipeline.retention.retention_floor import lowest_seqs
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import (
-    ConfigError,
-    LedgerError,
-    NotFoundError,
-    StreamFullError,
-)
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord, RevisionRecord
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS, TEACHER

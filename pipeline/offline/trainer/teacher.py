@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
+from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.offline.replay.logic.batches import OfflineGroup, without_logprobs
 from lachesis.pipeline.offline.replay.results import RevisionResult
 from lachesis.pipeline.retention.holds import read_record
@@ -17,7 +18,7 @@ from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.planning_header import ROLLOUT_HEADER, Plan
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.rollout import RolloutGroup

@@ -7,7 +7,8 @@ import httpx
 import msgspec
 
 from lachesis.pipeline.config.secrets import MASK, without_secrets
-from lachesis.schemas.errors import ConfigError, InfrastructureError, UnreadableAnswerError
+from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MAX_TIMEOUT_S", "RefusedError", "check_rater_url", "post_json"]
 

@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.pipeline.scorer.raters.answer import check_pattern, given
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["json_valid"]
 

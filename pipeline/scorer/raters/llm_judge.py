@@ -13,11 +13,12 @@ import httpx
 import msgspec
 
 from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
+from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scorer.raters.answer import references
 from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
-from lachesis.schemas.errors import ConfigError, UnreadableAnswerError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["LLMJudge"]
 

@@ -10,7 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 
 __all__ = ["InterpreterFiles", "interpreter_files"]
 

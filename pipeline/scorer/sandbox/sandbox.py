@@ -20,11 +20,12 @@ import anyio
 import anyio.abc
 
 from lachesis.pipeline.common.disk import is_disk_full
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.scorer.sandbox.cgroups import GroupLimits, find_groups
 from lachesis.pipeline.scorer.sandbox.files import InterpreterFiles, interpreter_files
 from lachesis.pipeline.scorer.sandbox.root import can_become
 from lachesis.pipeline.scorer.sandbox.syscalls import build_filter
-from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PROTECTIONS", "Sandbox", "SandboxLimits"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lachesis.schemas.errors import InfrastructureError, RankLostError
+from lachesis.pipeline.errors import InfrastructureError, RankLostError
 
 __all__ = ["ALONE", "Ranks", "told_as_lost_rank"]
 

@@ -19,6 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import LedgerError, OutOfMemoryError, StartupError
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.learner import Learner
@@ -44,7 +45,7 @@ from lachesis.pipeline.trainer.ranks.place import RankPlace, rank_device
 from lachesis.pipeline.trainer.ranks.process_group import GRACE_S, end_process, in_thread, meet, open_process_group
 from lachesis.pipeline.trainer.train_batch import train_batch
 from lachesis.pipeline.trainer.train_loop import prefetched_batches
-from lachesis.schemas.errors import DataError, LedgerError, OutOfMemoryError, StartupError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["follow_leader"]
 

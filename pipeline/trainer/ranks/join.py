@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import TrainingConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
@@ -26,7 +27,6 @@ from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.collectives import Ranks
 from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, shard_like
-from lachesis.schemas.errors import StartupError
 
 __all__ = ["RankStart", "join_as_follower", "join_as_leader", "rank_start"]
 

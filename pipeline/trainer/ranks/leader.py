@@ -31,6 +31,7 @@ from anyio.abc import Process, SocketAttribute, SocketStream, TaskGroup
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.errors import OutOfMemoryError, RankLostError, StartupError
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
@@ -59,7 +60,6 @@ from lachesis.pipeline.trainer.ranks.process_group import (
     meet,
     open_process_group,
 )
-from lachesis.schemas.errors import OutOfMemoryError, RankLostError, StartupError
 
 __all__ = ["EXIT_NO_MEMORY", "EXIT_RANK_LOST", "RANK_KEY", "Leader", "lead_ranks"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
+from lachesis.pipeline.errors import CheckpointError, NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.checksums import SUMS, write_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
@@ -22,7 +23,7 @@ from lachesis.pipeline.model.weight_files import read_weights, write_weights
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.schemas.errors import CheckpointError, DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["targets"]
 

@@ -11,10 +11,11 @@ from fuzz.oracle import Target
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.errors import StartupError
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import CHANNELS, channel_of
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli import dead
 from lachesis.services.cli.events import FieldFilter, json_line, text_line, to_plain
 from lachesis.services.output import printable

@@ -16,6 +16,7 @@ import torch
 from fuzz.mutate import mutate_bytes, mutate_json, mutate_text
 from fuzz.oracle import Target
 
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
@@ -25,7 +26,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["targets"]
 

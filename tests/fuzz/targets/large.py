@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.blobs import CHUNK_BYTES, BlobStore
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.schemas.errors import InfrastructureError, NotFoundError
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.subjects import rollout
 
 __all__ = ["targets"]

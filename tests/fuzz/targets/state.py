@@ -14,10 +14,11 @@ from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
+from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, DataError, LedgerError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry
 from lachesis.schemas.planning_header import Plan
 

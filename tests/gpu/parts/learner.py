@@ -7,11 +7,11 @@ from gpu.figures import figure
 from gpu.models import DEVICE, THREADS, batch_of, config_of, free_memory, mean_seconds, model_of, peak_gb, seconds_of
 from transformers import AutoModelForCausalLM
 
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.schemas.errors import OutOfMemoryError
 
 __all__ = ["measure"]
 

@@ -3,7 +3,7 @@
 import anyio
 
 from lachesis import Sample, rater
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 is_away = False
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError, LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.normalizer.logic.whitening import whiten
@@ -35,7 +36,7 @@ from lachesis.schemas.annotations import (
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.control import AdmissionStatus
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan

@@ -11,8 +11,8 @@ from integration.bus.test_connection import SMALL, CustomServer
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.errors import AccessError, StartupError
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError, StartupError
 from lachesis.schemas.subjects import LEDGER
 from lachesis.services.preflight.room import read_monitor, try_room
 

@@ -18,15 +18,9 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, Streams
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.errors import AccessError, BusClosedError, InfrastructureError, StartupError, StreamFullError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import (
-    AccessError,
-    BusClosedError,
-    ConfigError,
-    InfrastructureError,
-    StartupError,
-    StreamFullError,
-)
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, ROLLOUTS, STREAMS, stream_subjects
 
 MATH = subjects.rollout("run", "math")

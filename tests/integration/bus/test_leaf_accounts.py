@@ -7,11 +7,11 @@ import pytest
 from integration.bus.test_connection import SMALL, CustomServer
 from integration.security.secured import auth_init
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
+from lachesis.pipeline.errors import AccessError, NotFoundError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
-from lachesis.schemas.errors import AccessError, NotFoundError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 
 RUN = "far"

@@ -12,8 +12,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.server_link import AnswerSeries
+from lachesis.pipeline.errors import FencedError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import FencedError
 from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS, stream_name
 
 MATH = subjects.rollout("run", "math")

@@ -12,8 +12,8 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.errors import FencedError
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import FencedError
 from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS
 
 ALL = subjects.rollout("run")

@@ -21,7 +21,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
 from lachesis.pipeline.bus.replies import ApiError
 from lachesis.pipeline.common.installation import install_command
-from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.pipeline.errors import AccessError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 
 async def test_start_and_stop(tmp_path: Path) -> None:

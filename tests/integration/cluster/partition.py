@@ -12,9 +12,9 @@ from integration.harness import CONFIG, RUN, SUMS
 from integration.proxy import Proxy, open_proxy
 from integration.security.secured import auth_init, make_certificates
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
-from lachesis.schemas.access import OPERATOR
 
 __all__ = ["SecuredCluster", "SplitCluster", "open_split_cluster"]
 

@@ -12,6 +12,7 @@ from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, leaves
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, STATE, TrainerState
 from lachesis.pipeline.ledger.reader import find_position
@@ -22,7 +23,6 @@ from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.control import PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import DamagedError, HistoryLostError, LedgerError, leaves
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, LIVE
 

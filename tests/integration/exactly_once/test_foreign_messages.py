@@ -8,6 +8,7 @@ from integration.batcher.test_batcher import RUN, World, batcher, fates, make_co
 
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger
 from lachesis.pipeline.runtime.commitlog import CommitLog
@@ -17,7 +18,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import FencedError, VersionError
+from lachesis.schemas.errors import VersionError
 
 REWARDS = subjects.event("curriculum", "r", "live", "sums")
 STATE = subjects.state("r", "curriculum", "live", "sums")

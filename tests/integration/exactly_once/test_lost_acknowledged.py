@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_plan import make_plan
@@ -20,7 +21,6 @@ from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.store_marks import EndWatch, find_lost_acknowledged
 from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import HistoryLostError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.cli.recover import describe_plan
 

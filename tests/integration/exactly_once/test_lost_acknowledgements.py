@@ -13,6 +13,7 @@ from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
@@ -24,7 +25,6 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 from .conftest import SUMS

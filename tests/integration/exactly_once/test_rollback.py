@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.errors import HistoryLostError, LedgerError, leaves
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
@@ -36,7 +37,6 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import HistoryLostError, LedgerError, leaves
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.process.service_process import EXIT_STARTUP
 

@@ -20,6 +20,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import CheckpointError, HistoryLostError, LedgerError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
@@ -35,7 +36,7 @@ from lachesis.pipeline.trainer.checkpoint_folder import write_checkpoint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import CheckpointError, HistoryLostError, LedgerError, SchemaError, StartupError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS

@@ -8,12 +8,12 @@ import pytest
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.extensions.atropos.gateway import known_posts
 from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import DIGEST_BYTES
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import FencedError
 from lachesis.schemas.subjects import ROLLOUTS
 
 RUN = "run"

@@ -4,7 +4,7 @@ import os
 import zlib
 
 from lachesis import Sample, rater
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 
 def _noise(sample: Sample, salt: str) -> float:

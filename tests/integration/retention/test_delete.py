@@ -20,10 +20,10 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.retention.holds import holding
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import InfrastructureError, StartupError
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.services.run.deletion import MODEL_MARK, delete_folder, measure_folder
 from lachesis.services.run.known_runs import known_runs, register_run

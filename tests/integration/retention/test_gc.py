@@ -12,11 +12,12 @@ from integration.retention.test_history import start, trains_from_its_checkpoint
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.retention.collector import GarbageCollector, GcLimits
 from lachesis.pipeline.retention.holds import holding, read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import LEDGER, REPLAY, ROLLOUTS

@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.governor.stage import _Follower, run_governor
@@ -24,7 +25,6 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
-from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan

@@ -24,6 +24,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
@@ -38,7 +39,6 @@ from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 

@@ -12,13 +12,13 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.subjects import ROLLOUTS
 
 SIZE = 100_000

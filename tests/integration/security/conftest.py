@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from integration.security.secured import Secured, auth_init, make_certificates
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.schemas.access import OPERATOR
 
 RUN = """
 run = "one"

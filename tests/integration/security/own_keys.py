@@ -25,13 +25,13 @@ from integration.audit import audit
 from integration.harness import CONFIG, RUN, SUMS, Run
 from integration.security.secured import Secured, auth_init
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Access, Scope, access_table
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR, Access, Scope, access_table
 from lachesis.schemas.codec import SCHEMA_VERSION, encode
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import Outcome
 from lachesis.schemas.subjects import BUCKET, STREAMS
 

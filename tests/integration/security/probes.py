@@ -7,8 +7,8 @@ import anyio
 import nats
 from integration.security.secured import Secured
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.connection import _tls
-from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.keys import INFERENCE_ROLES
 from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
 from lachesis.services.registry import services

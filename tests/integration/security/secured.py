@@ -12,11 +12,11 @@ import trustme
 from integration.proxy import Proxy
 from nats.aio.client import Client
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import _tls, connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas.access import OPERATOR
 
 __all__ = ["Secured", "auth_init", "make_certificates"]
 

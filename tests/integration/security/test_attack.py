@@ -13,10 +13,10 @@ from integration.harness import CONFIG, RUN, SUMS, Run
 from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
 
+from lachesis.pipeline.access import OBSERVER
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, LeaseRequest
 from lachesis.schemas.ids import new_group_id

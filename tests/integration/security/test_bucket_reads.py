@@ -7,9 +7,9 @@ import pytest
 from integration.security.secured import Secured
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.access import OPERATOR
+from lachesis.pipeline.errors import AccessError, FencedError
 from lachesis.schemas import keys
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import AccessError, FencedError
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 ENV = "environment-words"

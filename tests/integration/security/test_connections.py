@@ -17,8 +17,9 @@ from integration.security.secured import Secured, auth_init, make_certificates
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.errors import AccessError, NotFoundError, StartupError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS
 from lachesis.services.process.service_process import EXIT_NOT_PERMITTED
 

@@ -15,15 +15,15 @@ from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, StreamFullError
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import AccessError, StreamFullError
 from lachesis.schemas.subjects import BUCKET, ROLLOUTS, STREAMS, stream_name
 from lachesis.services.observe.snapshot import RunSnapshot, look_at_run
 from lachesis.services.preflight.server import check_server

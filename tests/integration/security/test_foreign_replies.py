@@ -10,14 +10,14 @@ import pytest
 from integration.security.secured import Secured
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.reply_subjects import is_inbox
+from lachesis.pipeline.errors import AccessError
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
-from lachesis.schemas.errors import AccessError
 from lachesis.services.process.micro import join_micro
 
 RUN = "one"

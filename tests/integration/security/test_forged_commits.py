@@ -15,6 +15,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.health.stage import AlertWriter
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.normalizer.stage import RewardWriter
@@ -28,7 +29,7 @@ from lachesis.schemas.alerts import AlertEvent, EnvironmentStanding
 from lachesis.schemas.annotations import Commit, CurriculumEvent, RewardEvent, StreamMark
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import DataError, LedgerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.unusable_states import find_unusable

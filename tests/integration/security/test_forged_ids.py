@@ -8,16 +8,16 @@ import pytest
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus import consumer_pull
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.runtime.commitlog import CommitLog
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import FencedError
 
 SUBJECT, STATE = "rl.curriculum.one.live.words", "rl.state.one.curriculum.live.words"
 DEAD = "rl.dead.one.live.words"

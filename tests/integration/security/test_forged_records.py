@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
+from lachesis.pipeline.errors import HistoryLostError, LedgerError
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
@@ -36,7 +37,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import SCHEMA_VERSION, encode
 from lachesis.schemas.control import HeldOutRecord
-from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import LedgerEntry, Outcome
 from lachesis.schemas.store_marks import StoreMarks
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS

@@ -10,13 +10,13 @@ from integration.security.probes import IDENTITIES, STORES, publications
 from integration.security.secured import Secured
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.access import OPERATOR, Scope
 from lachesis.pipeline.bus.accounts import accounts_of
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.routing import matches
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR, Scope
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, STREAMS, stream_name
 
 TABLE = access_of(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))

@@ -12,6 +12,7 @@ from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -23,7 +24,6 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.ids import new_group_id

@@ -13,11 +13,13 @@ from integration.harness import SUMS, Run
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import leaves
 from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.ledger_reader import LedgerReader
@@ -26,10 +28,9 @@ from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, decode
-from lachesis.schemas.errors import VersionError, leaves
+from lachesis.schemas.errors import VersionError
 from lachesis.services.preflight.newer import newer_messages
 
 NEWER = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})

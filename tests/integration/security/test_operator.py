@@ -13,9 +13,9 @@ from fuzz.examples import group
 from integration.security.conftest import RUN
 from integration.security.secured import Secured
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import encode
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import ROLLOUTS

@@ -12,6 +12,7 @@ from integration.security.secured import Secured, auth_init
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import AccessError
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
@@ -21,7 +22,6 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.trainer.stage import OfflineRun, run_trainer
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.train import past_config

@@ -9,11 +9,11 @@ import pytest
 from integration.security.probes import IDENTITIES, STORES, allowed, as_table, publications, subscriptions
 from integration.security.secured import Secured
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.permissions import permissions
 from lachesis.pipeline.bus.routing import matches
 from lachesis.pipeline.extension import access_of
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope
 from lachesis.schemas.subjects import BUCKET
 
 SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",))

@@ -9,7 +9,9 @@ from integration.damage import cut_last_message
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_plan import make_plan
@@ -17,8 +19,6 @@ from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.store_marks import EndWatch
 from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
-from lachesis.schemas.errors import HistoryLostError
 
 WRITERS = {
     "ROLLOUTS": ("environment-words", subjects.rollout("one", "words")),

@@ -13,12 +13,12 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.errors import AccessError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.stage import run_gateway
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import AccessError
 from lachesis.schemas.ledger import TrainReport
 
 OBSERVED = 'run = "r"\nmode = "{mode}"\n[environments.far]\nkind = "gateway"\n'

@@ -5,14 +5,14 @@ import secrets
 import pytest
 from integration.security.secured import Secured
 
+from lachesis.pipeline.access import OPERATOR, Scope
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.stream_marks import check_marks
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR, Scope
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import EVENTS
 

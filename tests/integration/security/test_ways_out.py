@@ -11,9 +11,9 @@ from fuzz.examples import EXAMPLES
 from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
 
+from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, encode
 from lachesis.schemas.control import PolicyRecord

@@ -15,6 +15,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import HistoryLostError, NotFoundError, StartupError, StreamMissingError, leaves
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
@@ -24,7 +25,6 @@ from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError, NotFoundError, StartupError, StreamMissingError, leaves
 from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
 from lachesis.services.cli.recover import describe_plan

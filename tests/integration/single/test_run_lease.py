@@ -14,10 +14,10 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.errors import StartupError
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
-from lachesis.schemas.errors import StartupError
 from lachesis.services.run import lease as run_lease
 from lachesis.services.run import process_identity as identity
 from lachesis.services.run.lease import RunLease, lock_folder

@@ -12,11 +12,11 @@ import pytest
 from contract.weights import RUN, CountingBus, CutBus, Trainer, check
 
 from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.weights.download import WeightsReceiver
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.subjects import WEIGHTS
 from lachesis.schemas.weights import WeightsHead, head_seq
 

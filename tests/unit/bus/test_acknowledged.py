@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.bus.acknowledged import ACKNOWLEDGED, AcknowledgedEnds, digest_of, read_acknowledged
 from lachesis.pipeline.bus.api import PubAck
-from lachesis.schemas.errors import HistoryLostError
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.schemas.errors import DamagedError, NotFoundError
+from lachesis.pipeline.errors import DamagedError, NotFoundError
 
 NOT_FOUND = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
 NO_STREAM = {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}

@@ -9,8 +9,9 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
+from lachesis.pipeline.errors import BusClosedError, FencedError
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import BusClosedError, ConfigError, FencedError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS
 
 MATH = subjects.rollout("run", "math")

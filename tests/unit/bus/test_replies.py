@@ -16,15 +16,8 @@ from lachesis.pipeline.bus.replies import (
     to_ns,
     to_pub_ack,
 )
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    FencedError,
-    InfrastructureError,
-    LachesisError,
-    NotFoundError,
-    StreamFullError,
-)
+from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 
 
 @pytest.mark.parametrize(

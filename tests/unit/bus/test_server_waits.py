@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.server_waits import RETRY_GAP_S, STALLED_AFTER_S, ServerWaits
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
 
 
 class Clock:

@@ -7,9 +7,9 @@ from pathlib import Path
 import nkeys
 import pytest
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.extension import access_of
-from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.auth import run_auth_init, server_tls, show_auth
 from lachesis.services.cli.options import Options

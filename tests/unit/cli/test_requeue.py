@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.memory import memory_bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.memory.stream import DUPLICATE_WINDOW_S
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.runtime.deadletter import dead_letter
 from lachesis.pipeline.runtime.service import Service
@@ -20,7 +21,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, Outcome, OutcomeKind
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.requeue import RequeueCase, Requeuer, examine

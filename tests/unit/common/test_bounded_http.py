@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from lachesis.pipeline.common.bounded_http import get_within, wait_for_thread
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.gateway import curriculum_mixin
 from lachesis.pipeline.model import source
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.observe.jaeger import Jaeger
 from lachesis.services.preflight import room
 

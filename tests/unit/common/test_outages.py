@@ -19,7 +19,8 @@ import urllib3
 
 from lachesis import RaterUnavailable, ToolError
 from lachesis.pipeline.common.outages import is_outage
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.schemas.errors import DataError
 
 
 def lookalike(module, *names, **attributes):

@@ -13,11 +13,12 @@ from lachesis.pipeline.curriculum.logic import learner as limits
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import ConfigError, SchemaError, SettingsChangedError
+from lachesis.schemas.errors import ConfigError, SchemaError
 
 CONFIG = RunConfig(run="r", environments={"shop": EnvironmentConfig(kind="gateway")})
 

@@ -8,11 +8,11 @@ import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
+from lachesis.pipeline.errors import InfrastructureError, LedgerError, StreamFullError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import InfrastructureError, LedgerError, StreamFullError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"

@@ -18,8 +18,9 @@ from lachesis.pipeline.curriculum.logic.learner import feedback_of
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.schemas.annotations import GroupReward
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 ALL = sorted(STRATEGIES)
 ITEMS = ItemPool(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.environment.load import load_environment
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo import pretrained as module
 from lachesis.services.demo import run
 from lachesis.services.demo.pretrained import prepare_pretrained, sums

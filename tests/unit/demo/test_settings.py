@@ -9,8 +9,9 @@ from lachesis.pipeline.bus import embedded
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo import run
 from lachesis.services.demo.settings import DemoOptions, demo_config
 

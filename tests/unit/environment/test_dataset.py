@@ -12,8 +12,9 @@ import pytest
 
 from lachesis.pipeline.environment.dataset import Dataset
 from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.tasks import rows
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
 ROWS = [

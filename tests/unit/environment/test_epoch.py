@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.environment.epoch import MAX_FAILURES_PER_CLAIM, Claimer, EpochOrder
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.schemas.control import EpochClaim
-from lachesis.schemas.errors import SettingsChangedError
 
 ONE, TWO = Claimer("environment-e-1", 1), Claimer("environment-e-2", 1)
 TTL_NS = 1000

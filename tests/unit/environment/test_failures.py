@@ -10,9 +10,10 @@ from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.failures import GroupFailures
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.rollout import describe_error
+from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.evaluator.evaluate import evaluate
 from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
-from lachesis.schemas.errors import DataError, EnvironmentCodeError, PromptTooLongError
+from lachesis.schemas.errors import DataError
 
 
 class Service:

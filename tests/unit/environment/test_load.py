@@ -7,8 +7,9 @@ import pytest
 
 from lachesis import Environment, Task
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
+from lachesis.schemas.errors import ConfigError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 

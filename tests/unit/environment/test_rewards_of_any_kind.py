@@ -15,9 +15,9 @@ from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.environment import verify
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.rollout import collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.rater import to_rating
-from lachesis.schemas.errors import EnvironmentCodeError
 
 NUMBERS: list[Any] = [
     1, True, 1.0, np.float32(1), np.float16(1), np.int64(1), np.bool_(True), np.array(1.0), np.array([[1]]),

@@ -18,20 +18,13 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError, ServerAwayError
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.scorer import samples_of
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    InfrastructureError,
-    PromptTooLongError,
-    SchemaError,
-    ServerAwayError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import RolloutGroup
 

@@ -11,12 +11,12 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.inference import joined_experts
 from lachesis.pipeline.environment.rollout import build_group, collect_group
+from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import Choice, LogprobEntry, Logprobs, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.columns import view
-from lachesis.schemas.errors import UnreadableAnswerError
 
 pytestmark = pytest.mark.outside
 

@@ -14,11 +14,12 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.environment.session import Session
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import decode_mask, encode_mask
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.columns import view
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError
+from lachesis.schemas.errors import ConfigError, DataError
 
 NUCLEUS = SamplingParams(max_tokens=9, top_p=0.9, sampling_mask=True)
 

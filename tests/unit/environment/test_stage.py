@@ -21,6 +21,7 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import collect_group
 from lachesis.pipeline.environment.stage import MAX_FAILURES, SingleGroup, run_environment
+from lachesis.pipeline.errors import AccessError, EnvironmentCodeError, InfrastructureError, StreamFullError, leaves
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -31,15 +32,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, EpochRecord, LeaseReply, LeaseRequest, PolicyRecord
-from lachesis.schemas.errors import (
-    AccessError,
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    InfrastructureError,
-    StreamFullError,
-    leaves,
-)
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 

@@ -7,8 +7,9 @@ import pytest
 from lachesis import Environment, Session, Task
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PolicyMovedError
 from lachesis.pipeline.evaluator.evaluate import evaluate
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, PolicyMovedError
+from lachesis.schemas.errors import ConfigError, DataError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 

@@ -10,6 +10,7 @@ import pytest
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.evaluator import evaluated_env
 from lachesis.pipeline.evaluator import stage as evaluator_module
 from lachesis.pipeline.evaluator.schedule import Schedule
@@ -18,7 +19,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 PLAN = EvaluationConfig(every_steps=10, items=6, items_between=3, samples=2)
 CONFIG = RunConfig(

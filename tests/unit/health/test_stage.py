@@ -9,6 +9,7 @@ import pytest
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
@@ -19,7 +20,6 @@ from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import Commit, GroupShaping, GroupSignals, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
-from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.services.cli.health import read_health, request_resume
 

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.health import webhook
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
@@ -16,7 +17,6 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, SentAlerts, Severity
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import StartupError
 
 URL = "https://hooks.example/services/secret"
 

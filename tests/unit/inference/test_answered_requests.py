@@ -5,10 +5,11 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from lachesis.pipeline.errors import PromptTooLongError, UnreadableAnswerError
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.schemas.errors import DataError, PromptTooLongError, UnreadableAnswerError
+from lachesis.schemas.errors import DataError
 
 
 def open_client(refuses: Callable[[httpx.Request], tuple[int, str] | None]) -> InferenceClient:

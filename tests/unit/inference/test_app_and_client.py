@@ -14,6 +14,7 @@ import pytest
 import torch
 import uvicorn
 
+from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError, UnreadableAnswerError
 from lachesis.pipeline.inference import serving_app as module
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.app import build_app
@@ -28,7 +29,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.runtime.http import http_within
-from lachesis.schemas.errors import AccessError, DataError, InfrastructureError, StartupError, UnreadableAnswerError
+from lachesis.schemas.errors import DataError
 
 URL = "http://test"
 HI = [{"role": "user", "content": "hi there"}]

@@ -6,10 +6,11 @@ import anyio
 import httpx
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference import chat_client
 from lachesis.pipeline.inference.chat_client import ChatClient
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 KEY = "canary-key"
 

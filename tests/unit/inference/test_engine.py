@@ -5,13 +5,14 @@ import time
 import pytest
 import torch
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.sampling_engine import EngineFullError
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 WAIT = 20
 PROMPTS = [[1, 5, 6], [1, 7, 8, 9, 10, 11, 12, 13], [1, 20], [1, *range(30, 60)]]

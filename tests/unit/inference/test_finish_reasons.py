@@ -6,9 +6,9 @@ import httpx
 import msgspec
 import pytest
 
+from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.schemas.errors import UnreadableAnswerError
 
 MISSING = object()
 

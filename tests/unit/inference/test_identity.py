@@ -13,12 +13,12 @@ import pytest
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.tokenizer_hash import plain_text, probe_of
+from lachesis.pipeline.errors import UnreadableAnswerError, WrongServerError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer
 from lachesis.schemas.control import PolicyRecord, TokenProbe
-from lachesis.schemas.errors import UnreadableAnswerError, WrongServerError
 
 PROBE = TokenProbe(ids=[4, 5, 6], text="abc")
 RECORD = PolicyRecord(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from unit.spans import Sink
 
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference import policy_follower as follower_module
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.weights_turn import take_turn
@@ -18,7 +19,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 
 
 class Server:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
@@ -29,7 +30,7 @@ from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
 

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference import vllm
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.inference.vllm_http import VllmMiddleware
-from lachesis.schemas.errors import StartupError
 
 
 def starting(tmp_path, python):

@@ -1,9 +1,9 @@
 import pytest
 
+from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.ledger.chain import Chain, JoinState, LedgerPosition, make_batch
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GENESIS, GroupRef, LedgerEntry, Outcome
 
 STATE = JoinState(5, b"\x01", 3, {})

@@ -6,9 +6,9 @@ from hashlib import sha256
 import pytest
 from blake3 import blake3
 
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger import checksums
 from lachesis.pipeline.ledger.checksums import verify_sums, write_sums
-from lachesis.schemas.errors import CheckpointError
 
 FILES = {"model.safetensors": bytes(range(256)) * 9001, "trainer.json": b"{}", "adapter/a.json": b"1", "none": b""}
 

@@ -21,7 +21,8 @@ from lachesis import (
     WelfordAccumulator,
     krippendorff_alpha,
 )
-from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
+from lachesis.pipeline.errors import SettingsChangedError
+from lachesis.schemas.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, policy_version, weights_digest
 from lachesis.pipeline.model.weight_files import prune_weights, read_weights, weights_path, write_weights
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 

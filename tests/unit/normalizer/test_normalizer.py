@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic import fade
 from lachesis.pipeline.normalizer.logic import ranks as ranks_module
 from lachesis.pipeline.normalizer.logic.normalizer import DUPLICATE_WINDOWS, SUCCESS, EnvNormalizer, ReadyGroup
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3)
 RANKS = msgspec.structs.replace(SMALL, mode="minmax", bounds={"format": (0.0, 1.0)})

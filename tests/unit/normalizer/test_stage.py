@@ -8,6 +8,7 @@ import pytest
 
 from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import FencedError, StreamFullError
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
@@ -17,7 +18,6 @@ from lachesis.pipeline.runtime.stateful import run_stateful
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import FencedError, StreamFullError
 from lachesis.schemas.promotion import Promotions
 
 CONFIG = RunConfig(

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError
 from lachesis.services.cli import top
 from lachesis.services.cli.up import EvaluationWatch, describe_evaluation
 from lachesis.services.observe.evaluations import (

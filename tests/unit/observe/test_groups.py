@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall

@@ -12,11 +12,11 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.telemetry.messages import rebuilt
 from lachesis.pipeline.telemetry.otlp import OtlpExporter
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.observe.jaeger import Jaeger
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -9,10 +9,11 @@ import pytest
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome, StepTimes, TrainReport, VoidBatch
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan

@@ -11,6 +11,7 @@ from chaos.history import read_history
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.stage import run_normalizer
@@ -24,7 +25,6 @@ from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message

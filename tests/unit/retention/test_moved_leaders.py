@@ -6,10 +6,10 @@ import pytest
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
-from lachesis.schemas.errors import StartupError
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS, stream_name
 
 

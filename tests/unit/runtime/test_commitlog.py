@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.errors import FencedError, LedgerError
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.runtime import state
 from lachesis.pipeline.runtime.commitlog import (
@@ -19,7 +20,6 @@ from lachesis.pipeline.runtime.commitlog import (
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import FencedError, LedgerError
 from lachesis.schemas.retention import LostRange
 
 SUBJECT = subjects.event("curriculum", "r", "live", "sums")

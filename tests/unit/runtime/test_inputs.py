@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError, LedgerError
 
 SCORES = subjects.event("score", "r", "live", "sums")
 ROLLOUTS = subjects.rollout("r", "sums")

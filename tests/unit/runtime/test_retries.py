@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 QUICK = RetryPolicy(first_s=0.001)
 

@@ -8,13 +8,13 @@ import pytest
 from lachesis.pipeline.bus.server_waits import ServerStall
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.disk import SHORTAGES, DiskShortage
+from lachesis.pipeline.errors import InfrastructureError, StreamFullError
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import InfrastructureError, StreamFullError
 
 
 async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab, monkeypatch):

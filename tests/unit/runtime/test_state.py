@@ -9,11 +9,12 @@ from lachesis.pipeline.bus.memory.memory_bus import MAX_MESSAGE_BYTES, MemoryBus
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
+from lachesis.pipeline.errors import FencedError, InfrastructureError, LedgerError
 from lachesis.pipeline.runtime import state as state_module
 from lachesis.pipeline.runtime.state import StateStore
 from lachesis.schemas import subjects
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import unpack
 
 SUBJECT = subjects.state("r", "curriculum", "live", "sums")

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.errors import FencedError, InfrastructureError, LedgerError
 from lachesis.pipeline.runtime import commitlog
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
@@ -15,7 +16,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError, VersionError
+from lachesis.schemas.errors import DataError, VersionError
 
 INPUT = subjects.event("score", "r", subjects.LIVE, "sums")
 

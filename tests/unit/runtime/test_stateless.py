@@ -6,6 +6,7 @@ import anyio
 import msgspec
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError, StreamFullError
 from lachesis.pipeline.runtime.stateless import StatelessStage, run_stateless
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.messages import process_id
@@ -15,7 +16,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StageIncident
-from lachesis.schemas.errors import DataError, InfrastructureError, StreamFullError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 DURABLE = subjects.durable("stage", "r", subjects.LIVE)

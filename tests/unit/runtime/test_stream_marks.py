@@ -3,12 +3,13 @@
 import pytest
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.stream_marks import StreamMarks, check_marks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import HistoryLostError, SchemaError
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import EVENTS
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from lachesis import RaterUnavailable
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.scorer import circuit_breaker
 from lachesis.pipeline.scorer.circuit_breaker import MAX_LONE_FAILURES, HungCalls
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import EnsembleRater
 from lachesis.pipeline.scorer.rater import FunctionRater, Sample
 from lachesis.pipeline.scorer.runner import EnsembleRunner
-from lachesis.schemas.errors import InfrastructureError
 
 SAMPLES = [Sample(prompt="p", completion=str(i), item=str(i)) for i in range(4)]
 

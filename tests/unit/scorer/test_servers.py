@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import load_member
@@ -15,7 +16,7 @@ from lachesis.pipeline.scorer.rater import Rating, Sample
 from lachesis.pipeline.scorer.raters.http import RefusedError
 from lachesis.pipeline.scorer.runner import EnsembleRunner
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.outside
 

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
@@ -17,7 +18,7 @@ from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import pack_mask
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Attachment, Message
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])

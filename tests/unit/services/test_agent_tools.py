@@ -11,7 +11,8 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.notices import Notice
 from lachesis.services.agent import server as agent_server
 from lachesis.services.agent import tools as agent_tools

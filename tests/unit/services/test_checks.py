@@ -13,11 +13,11 @@ from lachesis.pipeline.common.disk import DiskRoom
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
 from lachesis.pipeline.config.extended import run_config_type, training_config_type
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
 from lachesis.services.preflight.exhaustion import check_readers, check_room, writers_of
 from lachesis.services.preflight.ports import check_ports

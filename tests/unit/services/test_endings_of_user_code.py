@@ -11,9 +11,9 @@ import pytest
 
 from lachesis.pipeline.common.user_code import refuse_ending
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import find_rater, load_member
-from lachesis.schemas.errors import EnvironmentCodeError
 from lachesis.services.process.service_process import EXIT_OWN_CODE, _explain
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts
 

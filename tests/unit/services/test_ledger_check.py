@@ -9,10 +9,10 @@ from unit.ledger.test_audit import RUN, make_entries, store
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import HistoryLostError, LedgerError
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import HistoryLostError, LedgerError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.supervisor import ledger_check
 from lachesis.services.supervisor.ledger_check import verify_ledger

@@ -8,8 +8,8 @@ import pytest
 
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
+from lachesis.pipeline.errors import FencedError, OutOfMemoryError, SettingsChangedError, StartupError
 from lachesis.schemas.control import StageVitals
-from lachesis.schemas.errors import FencedError, OutOfMemoryError, SettingsChangedError, StartupError
 from lachesis.services.cli import up
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,

@@ -8,12 +8,12 @@ import pytest
 from unit.spans import Sink
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.services.supervisor import unfinished
 from lachesis.services.supervisor.unfinished import trace_unfinished, unfinished_rollouts

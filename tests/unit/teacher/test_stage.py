@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.inference.client import Capabilities, PromptTopLogprobs
 from lachesis.pipeline.inference.config import InferenceConfig
@@ -20,7 +21,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, TeacherEvent, TeacherLogprobs
 from lachesis.schemas.codec import decode
 from lachesis.schemas.columns import as_bytes, pack_mask
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message
 
 CONFIG = RunConfig(run="r")

@@ -9,6 +9,7 @@ from msgspec import convert
 from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, LlamaConfig, Qwen3MoeConfig
 
 from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.model.logprobs import SampledLogprobs, token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
@@ -18,7 +19,7 @@ from lachesis.pipeline.trainer.adapters import ADAPTER, load_trainable_model, wi
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.schemas.errors import CheckpointError, ConfigError
+from lachesis.schemas.errors import ConfigError
 
 CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=0)
 LORA = LoraConfig(rank=4)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
-from lachesis.schemas.errors import DataError, UnsupportedError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 
 

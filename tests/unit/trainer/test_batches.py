@@ -11,13 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lachesis
+from lachesis.pipeline.errors import CheckpointError, FencedError, LedgerError, StartupError
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import CheckpointError, DataError, FencedError, LedgerError, StartupError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import TrainReport
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trainer_loop.py"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import (
     best_checkpoint,
     known_checkpoints,
@@ -19,7 +20,6 @@ from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpo
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
-from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
 
 CONFIG = LearnerConfig()

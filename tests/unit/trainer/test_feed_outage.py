@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.trainer import feed as module
 from lachesis.pipeline.trainer.feed import BatchFeed
-from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.ledger import Batch, LedgerEntry
 from lachesis.testing import MemoryBus
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer import fitting
 from lachesis.pipeline.trainer import learner as learner_module
@@ -12,7 +13,6 @@ from lachesis.pipeline.trainer.fitting import FailedPass, FitWish, StepFit, desc
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.memory import how_to_save_memory, is_out_of_memory, shortage_of
 from lachesis.pipeline.trainer.numerics import microbatch_at, with_microbatch
-from lachesis.schemas.errors import OutOfMemoryError
 from lachesis.schemas.ledger import Numerics
 
 CPU = torch.device("cpu")

@@ -7,10 +7,11 @@ import pytest
 from unit.trainer.recorder import Recorder
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracker import Outbox
 from lachesis.pipeline.trainer.tracking import open_tracking
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 
 @pytest.fixture

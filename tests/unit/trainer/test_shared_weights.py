@@ -6,12 +6,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError, ServerAwayError
 from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.shared_memory import WeightSegment
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
-from lachesis.schemas.errors import InfrastructureError, ServerAwayError
 
 
 class Service:

@@ -14,6 +14,14 @@ import torch
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.errors import (
+    CheckpointError,
+    FencedError,
+    HistoryLostError,
+    InfrastructureError,
+    LedgerError,
+    OutOfMemoryError,
+)
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
@@ -39,14 +47,6 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import (
-    CheckpointError,
-    FencedError,
-    HistoryLostError,
-    InfrastructureError,
-    LedgerError,
-    OutOfMemoryError,
-)
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GENESIS, TrainReport
 

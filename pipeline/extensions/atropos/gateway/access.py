@@ -1,7 +1,7 @@
 """Permissions of the gateway."""
 
+from lachesis.pipeline.access import Access, Scope, service_access
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.access import Access, Scope, service_access
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["gateway_access"]

@@ -29,6 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.extensions.atropos.gateway.batch_response import BatchResponse, zipped_for
 from lachesis.pipeline.extensions.atropos.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
 from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
@@ -44,7 +45,7 @@ from lachesis.pipeline.extensions.atropos.gateway.trainers import HandedReply, T
 from lachesis.pipeline.extensions.atropos.logic.scored_data import read_json
 from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.pipeline.telemetry.spans import parent_span
-from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
+from lachesis.schemas.errors import DataError, LachesisError
 
 __all__ = ["PATHS", "Gateway", "build_app"]
 

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import anyio
 from starlette.requests import Request
 
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["BodyBudget", "BrokenGzipError", "NoRoomError", "SlowBodyError", "unpacked", "unzipped"]
 

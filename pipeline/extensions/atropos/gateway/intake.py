@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
 from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
 from lachesis.pipeline.extensions.atropos.gateway.lease_queue import LeaseQueue
@@ -35,7 +36,7 @@ from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import RolloutGroup

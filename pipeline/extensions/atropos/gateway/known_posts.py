@@ -15,10 +15,10 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, NotFoundError
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import DIGEST_BYTES, MAX_POSTS, StoredPosts
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import HistoryLostError, InfrastructureError, NotFoundError
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["KnownPosts"]

@@ -8,8 +8,8 @@ import os
 import socket
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
-from lachesis.schemas.errors import StartupError
 
 __all__ = ["LISTENER_FD", "open_listener", "take_listener"]
 

@@ -12,10 +12,10 @@ from typing import Self
 import anyio
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import AccessError, InfrastructureError, WrongServerError
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
 from lachesis.pipeline.runtime.service import Service
-from lachesis.schemas.errors import AccessError, InfrastructureError, WrongServerError
 
 __all__ = ["ServerIdentity"]
 

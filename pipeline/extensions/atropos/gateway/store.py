@@ -12,6 +12,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StoredValueError
 from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer
 from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import StoredPosts
@@ -19,7 +20,6 @@ from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registry
 from lachesis.pipeline.runtime.stored_values import unreadable_value
 from lachesis.schemas import keys
 from lachesis.schemas.codec import UNREADABLE
-from lachesis.schemas.errors import StoredValueError
 
 __all__ = ["GatewayStore", "check_stored", "stored_values"]
 

@@ -24,6 +24,7 @@ import msgspec
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterTrainer
@@ -34,7 +35,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, LedgerError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, LedgerEntry, TrainReport
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
-from lachesis.schemas.errors import EnvironmentCodeError
 from lachesis.schemas.rollout import FinishReason
 
 __all__ = ["EngineLog", "SampledSequence"]

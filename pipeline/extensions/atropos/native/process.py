@@ -23,6 +23,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.extensions.atropos.native.frames import (
     Generate,
     GroupError,
@@ -33,7 +34,7 @@ from lachesis.pipeline.extensions.atropos.native.frames import (
     packed,
     read_frames,
 )
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, LachesisError
+from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 
 __all__ = ["Answer", "AtroposProcess"]
 

@@ -24,6 +24,7 @@ from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.rollout import deciding_error
 from lachesis.pipeline.environment.session import Reply, Session
+from lachesis.pipeline.errors import EnvironmentCodeError, GroupDeclinedError, InfrastructureError
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import REWARD, GroupOrigin, to_group
 from lachesis.pipeline.extensions.atropos.native.engine_log import EngineLog
@@ -32,14 +33,7 @@ from lachesis.pipeline.extensions.atropos.native.process import AtroposProcess
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.normalizer.welford import RewardNormalizer
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import (
-    ConfigError,
-    DataError,
-    EnvironmentCodeError,
-    GroupDeclinedError,
-    InfrastructureError,
-    SchemaError,
-)
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.rollout import Message, RolloutGroup
 
 __all__ = ["AtroposSource"]

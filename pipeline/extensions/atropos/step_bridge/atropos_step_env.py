@@ -19,6 +19,7 @@ import msgspec
 
 from lachesis.pipeline.environment.group_environment import GeneratedGroup
 from lachesis.pipeline.environment.session import Session
+from lachesis.pipeline.errors import GroupDeclinedError
 from lachesis.pipeline.extensions.atropos.native.source import AtroposSource
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import (
     INHERITED,
@@ -33,7 +34,7 @@ from lachesis.pipeline.extensions.atropos.step_bridge.text import Action, ChatTe
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.errors import ConfigError, DataError, GroupDeclinedError
+from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["AtroposStepEnv"]
 

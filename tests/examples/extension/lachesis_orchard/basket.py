@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lachesis.pipeline.access import Access, Scope, service_access
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import Access, Scope, service_access
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis_orchard.config import settings_of
 

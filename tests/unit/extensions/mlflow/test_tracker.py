@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from unit.extensions.tensorboard.test_tracker import ALERT
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.mlflow.config import MlflowConfig
 from lachesis.pipeline.extensions.mlflow.tracker import MlflowTracker
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError
+from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference, evaluate
 
 GAME = f"{Path(__file__).parents[3] / 'examples' / 'step_game.py'}:CountDown"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.tensorboard.tracker import TensorBoardTracker
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.schemas.errors import InfrastructureError
 
 ALERT = AlertNotification(
     run="r", revision="live", environment="sums", seq=7, window=1, groups=64, standing="halted", changes=[],

@@ -13,12 +13,13 @@ from unit.extensions.tinker.test_figures import SEED_NAMES
 from unit.trainer.test_stage import reports
 
 from lachesis.pipeline.config.extended import run_config_type, training_config_type
+from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError, leaves
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError, leaves
+from lachesis.schemas.errors import ConfigError
 
 tinker = pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
 

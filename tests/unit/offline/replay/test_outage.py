@@ -3,10 +3,10 @@
 import anyio
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError, StreamFullError
 from lachesis.pipeline.offline.replay import outage
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.runtime.retries import WaitLog
-from lachesis.schemas.errors import InfrastructureError, StreamFullError
 
 
 async def test_what_it_waits_for_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

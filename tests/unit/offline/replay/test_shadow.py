@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from unit.offline.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
+from lachesis.pipeline.errors import NotFoundError, leaves
 from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
@@ -14,7 +15,7 @@ from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import ConfigError, NotFoundError, leaves
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 from lachesis.services.shadow import run_shadow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.config import ReplayPace
@@ -20,7 +21,7 @@ from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import ConfigError, FencedError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
 

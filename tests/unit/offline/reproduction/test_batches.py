@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ids import new_group_id
 
 CONFIG = RunConfig(run="r")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, known_checkpoints
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors
@@ -19,7 +20,7 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.stage import run_trainer
-from lachesis.schemas.errors import ConfigError, NotFoundError
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS
 
 STEPS = 6

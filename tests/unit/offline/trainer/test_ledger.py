@@ -10,6 +10,7 @@ import pytest
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
+from lachesis.pipeline.errors import FencedError, LedgerError, NotFoundError, StreamFullError
 from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
@@ -31,7 +32,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.errors import ConfigError, DataError, FencedError, LedgerError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import ROLLOUT_HEADER
 from lachesis.schemas.replay import RescoreEvent, Selection

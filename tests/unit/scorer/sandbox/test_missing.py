@@ -12,10 +12,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.scorer.raters.code import CodeRater
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits, sandbox
 from lachesis.pipeline.scorer.sandbox.root import can_become
-from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.outside
 ROOT = Path(__file__).parents[4]

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from lachesis.pipeline.config.run import TrainingConfig
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
@@ -36,7 +37,7 @@ from lachesis.pipeline.trainer.ranks.process_group import meet, open_process_gro
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
-from lachesis.schemas.errors import DataError, OutOfMemoryError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 
 LAYERS, EXPERTS, K = 2, 4, 2

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.trainer.ranks import follower, leader
 from lachesis.pipeline.trainer.ranks.collectives import Ranks
 from lachesis.pipeline.trainer.ranks.leader import EXIT_NO_MEMORY, Leader
 from lachesis.pipeline.trainer.ranks.messages import Fetched, NoMemory, TrainNext
-from lachesis.schemas.errors import OutOfMemoryError
 
 TEXT = "an optimizer step does not fit into memory: 8 bytes were asked for"
 

@@ -9,8 +9,9 @@ from typing import Self
 
 import msgspec
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterEnv
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 
 __all__ = ["Registration", "Registry", "describe_unmet_allocation", "environment_of"]
 

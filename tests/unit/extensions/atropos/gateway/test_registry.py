@@ -2,6 +2,7 @@
 
 import pytest
 
+from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import (
     MAX_REGISTRATIONS,
     Registry,
@@ -11,7 +12,7 @@ from lachesis.pipeline.extensions.atropos.gateway.logic.registry import (
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterEnv
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.errors import DataError
 
 
 def asked(name="words", **changes):

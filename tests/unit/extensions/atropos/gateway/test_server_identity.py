@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.identity import ObservedServer
 from lachesis.schemas import keys
-from lachesis.schemas.errors import AccessError, InfrastructureError
 
 pytestmark = pytest.mark.outside
 

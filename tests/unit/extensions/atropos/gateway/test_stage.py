@@ -8,6 +8,7 @@ import anyio
 import msgspec
 import pytest
 
+from lachesis.pipeline.errors import FencedError, StartupError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.stage import _silence_text
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -16,7 +17,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord, StageVitals
-from lachesis.schemas.errors import ConfigError, FencedError, StartupError
+from lachesis.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.outside
 

@@ -15,11 +15,12 @@ import pytest
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group
 from lachesis.pipeline.environment.verify import verify_environment
+from lachesis.pipeline.errors import EnvironmentCodeError, GroupDeclinedError, InfrastructureError
 from lachesis.pipeline.evaluator.evaluate import evaluate
 from lachesis.pipeline.extensions.atropos.native.source import AtroposSource
 from lachesis.pipeline.extensions.atropos.step_bridge.step_env import StepEnv
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, GroupDeclinedError, InfrastructureError
+from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference
 
 pytestmark = pytest.mark.outside

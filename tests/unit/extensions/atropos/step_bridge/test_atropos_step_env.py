@@ -17,7 +17,8 @@ import pytest
 from unit.extensions.atropos.step_bridge.test_step_env import said
 
 from lachesis import AtroposStepEnv
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.testing import FakeInference
 
 pytestmark = pytest.mark.outside

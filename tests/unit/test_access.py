@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope, identity_of, roles
 from lachesis.pipeline.bus.routing import matches, stream_of
 from lachesis.pipeline.extension import access_of
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, identity_of, roles
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, STREAMS, WEIGHTS, value_subject, weights_subjects
 from lachesis.services.registry import services
