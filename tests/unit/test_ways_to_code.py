@@ -23,6 +23,7 @@ import lachesis.pipeline
 import lachesis.schemas
 import lachesis.services
 from lachesis.pipeline.common import user_code
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 
@@ -136,7 +137,7 @@ def named(kind: type) -> str:
 
 def test_every_struct_that_holds_values_of_any_kind_is_known() -> None:
     configured: set[type] = set()
-    for root in (RunConfig, EnvironmentConfig, ConfigPolicy):
+    for root in (RunConfig, EnvironmentConfig, run_config_type(), ConfigPolicy):
         parts(root, configured)
     reached: set[type] = set()
     for kind in structs() - configured:

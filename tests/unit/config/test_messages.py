@@ -28,6 +28,7 @@ OTHERS = {
 SETTING_OF_OTHERS = {
     "max_payload", "max_file", "max_storage", "max_streams", "max_stream_bytes", "verify_and_map",  # nats-server's
     "save_pretrained", "safe_serialization", "difficulty_key", "answer_tag", "skill_key",  # of libraries; parameters
+    "answer_form", "answer_words",
     "tie_word_embeddings",  # of a model's config.json
 }  # fmt: skip
 

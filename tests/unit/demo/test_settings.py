@@ -10,7 +10,6 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo import run
 from lachesis.services.demo.settings import DemoOptions, demo_config
@@ -72,7 +71,7 @@ def test_the_file_written_loads_to_the_same_configuration(
     config = demo_config(DemoOptions(run="r"))
     odd = msgspec.structs.replace(
         config,
-        training=msgspec.structs.replace(config.training, wandb=WandbConfig(project="p", entity=title)),
+        environments={"words": msgspec.structs.replace(config.environments["words"], params={"title": title})},
         normalization=msgspec.structs.replace(config.normalization, decay=decay),
         batching=msgspec.structs.replace(config.batching, mix={"words": 2.0}),
     )
