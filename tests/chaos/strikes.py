@@ -30,7 +30,7 @@ _GIVE_UP_S = 180.0
 """After so long, whatever was struck is called lost."""
 _SECOND_SERVER = (
     "import anyio, sys\nfrom pathlib import Path\nfrom lachesis.pipeline.bus.embedded import EmbeddedServer\n"
-    "from lachesis.schemas.errors import StartupError\n"
+    "from lachesis.pipeline.errors import StartupError\n"
     "try:\n    anyio.run(EmbeddedServer(Path(sys.argv[1])).start)\nexcept StartupError:\n    sys.exit(2)\n"
 )
 

@@ -34,7 +34,7 @@ async def test_an_outage_while_fetching_is_waited_out(
         batch=Batch(number=0, groups=[], sequences=0, tokens=0), next_batch=1,
     )  # fmt: skip
 
-    async def ledger(*_: object) -> AsyncIterator[LedgerEntry]:
+    async def ledger(*_: object, **__: object) -> AsyncIterator[LedgerEntry]:
         yield empty
 
     monkeypatch.setattr(module, "follow_ledger", ledger)

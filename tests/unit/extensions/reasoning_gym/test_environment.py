@@ -116,7 +116,7 @@ WITHOUT_PYCOSAT = """
 import sys
 sys.modules["pycosat"] = None  # what Python itself puts there to refuse an import
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.errors import StartupError
 env = ReasoningGym("gsm_symbolic", size=3)
 assert env.task(0).prompt
 assert "pycosat" not in sys.modules or sys.modules["pycosat"] is None
