@@ -14,7 +14,7 @@ from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.pipeline.scorer.rater import Sample
-from lachesis.pipeline.scorer.raters import BUILTIN
+from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.scorer.raters.json_valid import json_valid
 from lachesis.pipeline.scorer.raters.numeric import last_number
 from lachesis.pipeline.scorer.raters.similarity import levenshtein
@@ -34,7 +34,7 @@ NEEDED = {
 
 
 @pytest.mark.outside
-@pytest.mark.parametrize("name", sorted(BUILTIN))
+@pytest.mark.parametrize("name", sorted(rater_places()))
 def test_every_builtin_loads_with_bounds_and_a_version(name):
     member = load_member(RaterConfig(rater=name, params=NEEDED.get(name, {})))
     assert member.name == name
