@@ -1,7 +1,7 @@
 """The configuration of a run with the settings of all installed extensions."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -25,21 +25,23 @@ def training_config_type() -> type[TrainingConfig]:
         Literal[(THIS_MACHINE, *trainers)], THIS_MACHINE, f"What trains. torch: this machine.{texts} Default torch."
     )
     further = {path.removeprefix(_TRAINING): one for path, one in _settings().items() if path.startswith(_TRAINING)}
-    return _extended(TrainingConfig, {"backend": backend, **further}, {})
+    return _extended(TrainingConfig, training_config_type, {"backend": backend, **further}, {})
 
 
 @functools.cache
 def environment_config_type() -> type[EnvironmentConfig]:
     """Return the type of [environments.NAME], which knows the paths in parameters of all kinds."""
     further = {name: kind.param_paths for name, kind in added("environments").items() if kind.param_paths}
-    return _extended(EnvironmentConfig, {}, {"PARAM_PATHS": EnvironmentConfig.PARAM_PATHS | further})
+    return _extended(
+        EnvironmentConfig, environment_config_type, {}, {"PARAM_PATHS": EnvironmentConfig.PARAM_PATHS | further}
+    )
 
 
 @functools.cache
 def inference_config_type() -> type[InferenceConfig]:
     """Return the type of [inference.ROLE], whose `kind` is one of the engines that there are."""
     kind = Setting(Literal[tuple(engines())], "reference", field_descriptions(InferenceConfig)["kind"])
-    return _extended(InferenceConfig, {"kind": kind}, {})
+    return _extended(InferenceConfig, inference_config_type, {"kind": kind}, {})
 
 
 @functools.cache
@@ -54,7 +56,7 @@ def run_config_type() -> type[RunConfig]:
         "training": Setting(training, training(), described["training"]),
     }
     further = {path: one for path, one in _settings().items() if not path.startswith(_TRAINING)}
-    return _extended(RunConfig, own | further, {"__post_init__": _check})
+    return _extended(RunConfig, run_config_type, own | further, {"__post_init__": _check})
 
 
 def _settings() -> Mapping[str, Setting]:
@@ -68,8 +70,23 @@ def _check(config: RunConfig) -> None:
             load_place(one.check)(config)
 
 
-def _extended(base: type[Any], added: Mapping[str, Setting], namespace: dict[str, Any]) -> type[Any]:
-    """Return a subclass of a struct with further fields, which keeps its name, as errors and schemas show it."""
+def _restored(make: Callable[[], type[Any]], values: dict[str, Any]) -> Any:
+    """Return a configuration that another process of this machine has sent."""
+    return make()(**values)
+
+
+def _extended(
+    base: type[Any], make: Callable[[], type[Any]], added: Mapping[str, Setting], namespace: dict[str, Any]
+) -> type[Any]:
+    """Return a subclass of a struct with further fields, which keeps its name, as errors and schemas show it.
+
+    `make` returns it, in any process: work that is handed to a process of its own (`anyio.to_process`) takes the
+    configuration along.
+    """
+
+    def reduce(self: msgspec.Struct) -> tuple[Any, ...]:
+        return _restored, (make, msgspec.structs.asdict(self))
+
     named = {"__doc__": base.__doc__, "__qualname__": base.__qualname__}
     described = {"DESCRIPTIONS": {name: one.description for name, one in added.items()}}
     return msgspec.defstruct(
@@ -77,7 +94,7 @@ def _extended(base: type[Any], added: Mapping[str, Setting], namespace: dict[str
         [(name, one.type, one.default) for name, one in added.items()],
         bases=(base,),
         module=base.__module__,
-        namespace={**named, **described, **namespace},
+        namespace={**named, **described, "__reduce__": reduce, **namespace},
         frozen=True,
         kw_only=True,
         forbid_unknown_fields=True,

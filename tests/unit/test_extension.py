@@ -1,10 +1,12 @@
 """What installed packages add: found by entry points, refused by name, and used as the pipeline's own parts are."""
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio.to_process
 import pytest
 
 from lachesis.pipeline import extension
@@ -162,6 +164,12 @@ def test_a_promotion_brings_in_no_rater_of_another_package(install: Callable[[st
     install("plums", WHOLE)
     with pytest.raises(ConfigError, match="the rater 'plum' is not named by this scorer's own configuration"):
         admit_promoted(ScoringConfig(raters=[RaterConfig(rater="plum")]), RunConfig())
+
+
+@pytest.mark.outside
+async def test_a_configuration_goes_to_a_worker_process_and_comes_back_the_same() -> None:
+    given = config(**{"gateway.port": 1, "environments.e.kind": "steps", "inference.policy.kind": "vllm"})
+    assert await anyio.to_process.run_sync(copy.copy, given) == given
 
 
 def test_without_it_all_is_as_before() -> None:
