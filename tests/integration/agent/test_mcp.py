@@ -203,7 +203,7 @@ async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path
         assert (await agent.ask("rl_health", run_id=run))["environments"][0]["env"] == "sums"
         await agent.ask("rl_replay", run_id=run, revision="again", settings=["advantage.estimator=grpo"])
         assert (await agent.ask("rl_compare", run_id=run, revision_a="live", revision_b="again"))["comparison"]
-        assert "not found; runs of this machine" in await agent.refused("rl_check_status", run_id="nosuch")
+        assert "not found; the newest are" in await agent.refused("rl_check_status", run_id="nosuch")
         assert await agent.refused("rl_check_status", run_id="../model")
 
 

@@ -145,6 +145,7 @@ class TeacherServer:
     def __init__(self) -> None:
         self.delay_s: float | None = 0.0
         self.calls = 0
+        self.guard = IdentityGuard()
 
     async def current(self) -> Self:
         return self
