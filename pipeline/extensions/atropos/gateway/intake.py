@@ -305,13 +305,13 @@ class Intake:
         registered = self._registered(item.owner)
         size = len(item.group.sequences)
         if registered is None or item.owner is None or size >= registered.request.group_size:
-            await self._publish(item.env, [(item.digest, item.group)])
+            await self._publish(item.env, item.owner, [(item.digest, item.group)])
             return {"status": "received"}
         async with self._locks[item.env]:
             buffer = self._store.buffers[item.env]
             if item.digest not in buffer:
                 if not buffer.has_room(len(item.data), settings_of(self._config).buffer_bytes):
-                    await self._publish(item.env, [(item.digest, item.group)])
+                    await self._publish(item.env, item.owner, [(item.digest, item.group)])
                     return {"status": "received"}
                 partial = PartialGroup(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
                 buffer = await self._set_buffer(item.env, buffer.plus(partial))
@@ -333,7 +333,7 @@ class Intake:
             ]
             await self._set_buffer(env, self._store.buffers[env].replaced(chosen))
         digests = [partial.digest for partial in chosen]
-        await self._publish(env, list(zip(digests, groups, strict=True)), counted=True)
+        await self._publish(env, chosen[0].owner, list(zip(digests, groups, strict=True)), counted=True)
         await self._set_buffer(env, self._store.buffers[env].minus(chosen))
 
     async def _set_buffer(self, env: str, buffer: Buffer) -> Buffer:
@@ -349,12 +349,15 @@ class Intake:
             async with lock:
                 await self._set_buffer(env, Buffer())
 
-    async def _publish(self, env: str, groups: list[tuple[str, RolloutGroup]], *, counted: bool = False) -> None:
-        """Publish groups under one lease for all of them; the last one carries it, and ends it."""
+    async def _publish(
+        self, env: str, owner: int | None, groups: list[tuple[str, RolloutGroup]], *, counted: bool = False
+    ) -> None:
+        """Publish groups of one client under one lease for all of them; the last one carries it, and ends it."""
         leases = self._leases[env]
         sequences = sum(len(group.sequences) for _, group in groups)
         size = sum(len(encode(group)) + _LEASE_SLACK for _, group in groups)
-        lease = await self._queues[env].acquire(sequences, size, max(group.policy_step for _, group in groups))
+        policy_step = max(group.policy_step for _, group in groups)
+        lease = await self._queues[env].acquire(owner, sequences, size, policy_step)
         if lease is None:
             raise BusyError("the gateway is stopping")
         stored = False

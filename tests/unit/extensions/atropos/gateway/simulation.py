@@ -268,7 +268,7 @@ async def _environment(run: _Run, name: str, env: Env, queue: LeaseQueue) -> Non
             if anyio.current_time() >= env.leaves_s:
                 return
             step = run.step
-            lease = await queue.acquire(env.samples, 100 * env.samples, step)
+            lease = await queue.acquire(None, env.samples, 100 * env.samples, step)
             assert lease is not None
             queue._leases.settled(lease)
             await run.store(name, env.samples, step, lease)

@@ -93,6 +93,15 @@ async def test_a_client_that_hung_up_gets_no_lease(world, make_scored):
         await world.until(lambda: world.service.vitals.metrics["gateway/generating_sequences"] == 0)
 
 
+async def test_the_lease_that_was_too_small_for_its_group_is_given_back(world, make_scored):
+    world.governor.contended = True
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        await http.post("/scored_data", json=make_scored(seed=2, length=60))
+        assert world.governor.released == ["lease-2"]
+        assert [group.lease for group in await world.groups()] == ["lease-1", "lease-3"]
+
+
 async def test_leases_for_groups_to_come_do_not_count_as_waiting(world, make_scored):
     """Environments end or throttle themselves by that figure; these groups are what they are about to make."""
     world.governor.contended = True
