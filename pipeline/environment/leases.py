@@ -5,13 +5,15 @@ unavailable, the producer waits. Held leases are renewed until they are settled.
 recorded for the supervisor (`leases_of`), which renews them while this process is held up.
 """
 
+from contextlib import suppress
+
 import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
+from lachesis.pipeline.runtime.shared_note import SharedNote, read_notes
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
@@ -151,11 +153,12 @@ class ProducerLeases:
 
 
 def leases_of(pid: int) -> list[LeaseRequest]:
-    """Return requests that renew the leases which a process of this machine holds.
+    """Return requests that renew the leases which a process of this machine holds, of all its producers.
 
     Empty: it holds none, or does not say.
     """
-    try:
-        return [decode(LeaseRequest, one) for one in msgspec.msgpack.decode(read_note(pid, _NOTE), type=list[bytes])]
-    except (msgspec.MsgspecError, SchemaError):
-        return []
+    found: list[LeaseRequest] = []
+    for note in read_notes(pid, _NOTE):
+        with suppress(msgspec.MsgspecError, SchemaError):
+            found += [decode(LeaseRequest, one) for one in msgspec.msgpack.decode(note, type=list[bytes])]
+    return found

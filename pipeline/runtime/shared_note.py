@@ -7,7 +7,7 @@ at most `MAX_NOTE_BYTES`, and that one which cannot be read is none.
 import os
 from pathlib import Path
 
-__all__ = ["MAX_NOTE_BYTES", "SharedNote", "read_note"]
+__all__ = ["MAX_NOTE_BYTES", "SharedNote", "read_note", "read_notes"]
 
 MAX_NOTE_BYTES = 1 << 18
 _PREFIX = "lachesis-"
@@ -54,16 +54,22 @@ class SharedNote:
 
 
 def read_note(pid: int, name: str) -> bytes:
-    """Return the note of that name of a process of this machine and user.
+    """Return the first note of that name of a process of this machine and user.
 
     Empty: there is none, or it says nothing.
     """
+    return next(iter(read_notes(pid, name)), b"")
+
+
+def read_notes(pid: int, name: str) -> list[bytes]:
+    """Return all notes of that name of a process of this machine and user; those that cannot be read are left out."""
+    found: list[bytes] = []
     wanted = f"/memfd:{_PREFIX}{name} (deleted)"
     try:
         for link in (_PROC / str(pid) / "fd").iterdir():
             if str(link.readlink()) == wanted:
                 with link.open("rb") as file:
-                    return file.read(MAX_NOTE_BYTES)
+                    found.append(file.read(MAX_NOTE_BYTES))
     except OSError:
-        return b""
-    return b""
+        return found
+    return found

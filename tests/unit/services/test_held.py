@@ -50,6 +50,14 @@ async def test_leases_of_a_held_process_are_renewed_from_outside(monkeypatch: py
     ]
 
 
+async def test_leases_of_all_producers_of_a_process_are_renewed() -> None:
+    bus = cast("Bus", Governor())
+    producers = [ProducerLeases(Service(bus, "gateway", "r"), "p", env) for env in ("sums", "words")]
+    for leases in producers:
+        await leases.acquire(4, 100)
+    assert [request.env for request in leases_of(os.getpid())] == ["sums", "words"]
+
+
 def test_a_held_process_is_named_after_seconds() -> None:
     board = NoticeBoard(ExpectedRun())
     beat = Heartbeat(
