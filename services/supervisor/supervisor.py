@@ -384,13 +384,12 @@ class Supervisor:
         while not row.stopping:
             row.restarts += 1
             row.up, row.stage, row.hung = False, None, ""
-            started, starved = time.monotonic(), out_of_memory_kills()
-            row.started_s = started
+            starved = out_of_memory_kills()
             code, noted = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0 and noted):
                 break
             starved_now = out_of_memory_kills() > starved
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - row.started_s
             life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
             if (lasting := history.why_last(life)) is not None:
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
@@ -414,8 +413,10 @@ class Supervisor:
                 await self._stop.wait()
 
     def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
-        file = self.logs / f"{row.planned.name}.log"
-        return read_tail(file, row.log_start, count) if file.exists() else ""
+        try:
+            return read_tail(self.logs / f"{row.planned.name}.log", row.log_start, count)
+        except OSError:  # it has written none, or no file descriptor is left
+            return ""
 
     async def _run_once(self, row: _RunningProcess, *, anew: bool) -> tuple[int, bool]:
         """Return the exit code of one life, and whether the process has noted that it ends with it."""
@@ -436,6 +437,7 @@ class Supervisor:
     ) -> SpawnedProcess | ServiceProcess:
         """Start a process as soon as the machine gives what that takes: file descriptors, memory, a process."""
         while True:
+            row.started_s = time.monotonic()
             try:
                 return await self._start(row.planned, file, anew=anew)
             except OSError as error:
