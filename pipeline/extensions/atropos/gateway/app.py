@@ -143,7 +143,9 @@ class Gateway:
         return [
             env
             for env in self._intake.envs
-            if not self._intake.held_sequences[env] and self._heard.is_silent(env, now_s)
+            if not self._intake.held_sequences[env]
+            and not self._intake.is_waiting(env)
+            and self._heard.is_silent(env, now_s)
         ]
 
     def is_silent(self, env: str) -> bool:

@@ -121,6 +121,10 @@ class Intake:
         buffered = sum(partial.sequences for env in envs for partial in self._store.buffers[env].waiting)
         return buffered + sum(self.held_sequences[env] for env in envs)
 
+    def is_waiting(self, env: str) -> bool:
+        """Return whether groups or clients of an environment wait for a lease."""
+        return self._queues[env].is_waiting
+
     def generating_sequences(self) -> int:
         """Return the sequences that clients have leases for and generate now."""
         return sum(queue.unused_sequences for queue in self._queues.values())

@@ -57,7 +57,7 @@ class NextLeases:
     def use(self, owner: int | None, sequences: int, size: int, now_s: float) -> str | None:
         """Return the lease that is kept for a group of a client that has arrived; None: there is none large enough.
 
-        Leases of other clients are not used: their groups come soon; and if a client is gone, its lease must become overdue.
+        Those of other clients are not used: their groups come soon, or the client is gone and they must become overdue.
         """
         own = (one for one in self._leases if one.owner == owner)
         fitting = next((one for one in own if one.sequences >= sequences and one.bytes >= size), None)

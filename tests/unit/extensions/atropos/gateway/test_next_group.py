@@ -1,13 +1,33 @@
 """While environments compete, a client is answered once there is a lease for the group that it makes next."""
 
 from functools import partial
+from typing import cast
 
 import anyio
 import httpx
 import pytest
 from unit.extensions.atropos.gateway.test_stage import outstanding
 
+from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.extensions.atropos.gateway.lease_queue import LeaseQueue
+from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
+
 pytestmark = pytest.mark.outside
+
+
+class Leases:
+    """Grants one lease."""
+
+    is_contended, is_closed = True, False
+
+    def __init__(self):
+        self.released = []
+
+    async def request_lease(self, *_, **__):
+        return "one", 0.0
+
+    async def release(self, lease):
+        self.released.append(lease)
 
 
 async def stored(world, n=1):
@@ -93,6 +113,23 @@ async def test_a_client_that_hung_up_gets_no_lease(world, make_scored):
         await world.until(lambda: world.service.vitals.metrics["gateway/generating_sequences"] == 0)
 
 
+async def test_an_environment_whose_clients_wait_for_their_next_lease_is_not_silent(world, make_scored, monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.extensions.atropos.gateway.logic.silence._UNKNOWN_S", 0.05)
+    monkeypatch.setattr("lachesis.pipeline.extensions.atropos.gateway.stage._FIGURES_S", 0.01)
+    world.governor.contended = True
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        world.governor.open = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(http.post, "/scored_data", json=make_scored(seed=2)))
+            await stored(world, 2)
+            said = []
+            monkeypatch.setattr(world.service, "mark_waiting", lambda state, _: said.append(state))
+            await world.until(lambda: len(said) > 30)
+            assert set(said) == {"backpressure"}
+            world.governor.open = True
+
+
 async def test_the_lease_that_was_too_small_for_its_group_is_given_back(world, make_scored):
     world.governor.contended = True
     async with world.gateway() as http:
@@ -100,6 +137,18 @@ async def test_the_lease_that_was_too_small_for_its_group_is_given_back(world, m
         await http.post("/scored_data", json=make_scored(seed=2, length=60))
         assert world.governor.released == ["lease-2"]
         assert [group.lease for group in await world.groups()] == ["lease-1", "lease-3"]
+
+
+async def test_a_lease_that_comes_when_the_time_of_its_request_is_up_is_given_back():
+    leases = Leases()
+    queue = LeaseQueue(cast("ProducerLeases", leases), PolicyVersions(), anyio.Event())
+
+    async def is_gone():
+        await anyio.sleep_forever()
+
+    with anyio.move_on_after(0.05):
+        await queue.wait_for_next(None, 4, is_gone)
+    assert (leases.released, queue.unused_sequences, queue.is_waiting) == (["one"], 0, False)
 
 
 async def test_leases_for_groups_to_come_do_not_count_as_waiting(world, make_scored):
