@@ -78,6 +78,11 @@ class EnsembleRunner:
         found = {calls.member.name: calls.late(now_s) for calls in self._calls}
         return {name: late for name, late in found.items() if late is not None}
 
+    def pass_over(self, seconds: float) -> None:
+        """Leave out a time in which this process was held up, for calls that are under way."""
+        for calls in self._calls:
+            calls.pass_over(seconds)
+
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
         """Return rater name -> one rating a sample."""
         results: dict[str, list[Rating]] = {
@@ -168,6 +173,10 @@ class _MemberCalls:
         text = f"{hang}; {usual}; each is given up after timeout_s, {self.member.config.timeout_s:g} s"
         return LateCalls(text, len(late_s) == len(ages_s))
 
+    def pass_over(self, seconds: float) -> None:
+        """Leave out a time in which no answer could be heard."""
+        self._under_way_s = {call: began_s + seconds for call, began_s in self._under_way_s.items()}
+
     async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
         """Rate a group's samples, all at once or each by itself, into `column`."""
         name = self.member.name
@@ -215,8 +224,10 @@ class _MemberCalls:
             if not self._breaker.admits(anyio.current_time()):
                 return Rating(None, "unavailable", f"not called: its last calls all failed, {self._last_failure}")
             failures: list[BaseException] = []
-            with self._timed(), anyio.move_on_after(self.member.config.timeout_s):
+            with self._under_way() as began_s, anyio.move_on_after(self.member.config.timeout_s):
                 rating = await self._attempt(argument, judge, failures)
+                if rating is not None and rating.status != "timeout":  # else it says nothing of how long answers take
+                    self._times.add(anyio.current_time() - began_s, anyio.current_time())
                 return rating or self._given_up(argument, failures[-1], f"after {len(failures)} attempts")
             seconds = f"{self.member.config.timeout_s:g} s"
             if not failures:  # a rater that is slow on one answer is not down
@@ -224,17 +235,14 @@ class _MemberCalls:
             return self._given_up(argument, failures[-1], f"after {len(failures)} attempts in {seconds}")
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Record how long the call in the body takes; one that is given up says nothing of what is usual."""
+    def _under_way(self) -> Iterator[float]:
+        """Note that a call is made in the body; yield when it began."""
         call, began_s = object(), anyio.current_time()
         self._under_way_s[call] = began_s
         try:
-            yield
+            yield began_s
         finally:
             del self._under_way_s[call]
-            took_s = anyio.current_time() - began_s
-            if took_s < self.member.config.timeout_s:
-                self._times.add(took_s, began_s + took_s)
 
     async def _attempt(
         self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]

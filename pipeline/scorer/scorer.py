@@ -96,6 +96,11 @@ class EnvironmentScorer:
         """Return rater name -> its calls, for raters that take much longer than usual."""
         return {} if self._ensemble is None else self._ensemble.runner.late(now_s)
 
+    def pass_over(self, seconds: float) -> None:
+        """Leave out a time in which this process was held up, for calls that are under way."""
+        if self._ensemble is not None:
+            self._ensemble.runner.pass_over(seconds)
+
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.
 

@@ -136,10 +136,15 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 async def _report_late(service: Service, scorers: Callable[[], Sequence[EnvironmentScorer]]) -> None:
     """Report regularly which raters take much longer than usual. Runs until cancelled."""
     named: set[str] = set()
+    looked_s = anyio.current_time()
     while True:
+        now_s = anyio.current_time()
         found: dict[str, LateCalls] = {}
-        for scorer in scorers():
-            found |= scorer.late(anyio.current_time())
+        for scorer in dict.fromkeys(scorers()):
+            if now_s - looked_s > 2 * _LOOK_S:  # this process was held up, and heard no answer meanwhile
+                scorer.pass_over(now_s - looked_s)
+            found |= scorer.late(now_s)
+        looked_s = now_s
         for rater, calls in found.items():
             service.set_problem(
                 f"{rater} late", f"rater {rater} does not answer", why=calls.text, mend=_LATE_CURE,

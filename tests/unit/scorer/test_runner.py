@@ -171,8 +171,31 @@ async def test_calls_that_take_far_longer_than_others_are_named_long_before_they
         assert "1 of 1 calls under way hang, the longest for 8 s" in runner.late(now_s + 8)["r"].text
         assert "given up after timeout_s, 600 s" in runner.late(now_s + 8)["r"].text
         assert runner.late(now_s + 8)["r"].are_all
+        runner.pass_over(5.0)
+        assert runner.late(now_s + 8) == {}, "it was not heard whether it answered"
         hangs.set()
     assert runner.late(anyio.current_time() + 100) == {}
+
+
+async def test_calls_that_no_rater_answers_say_nothing_of_how_long_answers_take():
+    hangs, called, away = anyio.Event(), anyio.Event(), True
+
+    async def away_at_first(sample):
+        if away:
+            raise RaterUnavailable
+        called.set()
+        await hangs.wait()
+        return 1.0
+
+    runner = EnsembleRunner([member(away_at_first, timeout_s=600.0, retries=0, breaker_failures=1000)])
+    for _ in range(8):
+        await runner.rate_group(SAMPLES)
+    away = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(runner.rate_group, SAMPLES)
+        await called.wait()
+        assert runner.late(anyio.current_time() + 50) == {}
+        hangs.set()
 
 
 async def test_abandoned_threads_are_bounded_and_the_rater_recovers(gate):
