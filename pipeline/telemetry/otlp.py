@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
@@ -72,7 +73,7 @@ class OtlpExporter:
         self.exported = 0
         self.dropped = 0
         self._began_s: float | None = None  # the export that is under way
-        self._failed: dict[str, bool] = {}  # by what was exported, whether it failed the last time
+        self._failed = {"traces": False, "metrics": False}  # by what was exported, whether it failed the last time
         self._thread = threading.Thread(target=self._work, name="otlp", daemon=True)
         self._thread.start()
 
@@ -90,7 +91,7 @@ class OtlpExporter:
         if not failed and age_s < _LATE_S:
             return None
         how = f"has not answered for {age_s:.0f} s" if age_s >= _LATE_S else "is away, or refuses them"
-        lost = f"; {self.dropped} spans of {self.dropped + self.exported} are lost so far" if self._spans else ""
+        lost = f"; {self.dropped} spans of {self.dropped + self.exported} are lost so far" if self.dropped else ""
         return f"the OTLP receiver takes no {' and no '.join(failed) or 'telemetry'}: it {how}{lost}"
 
     @property
@@ -148,23 +149,31 @@ class OtlpExporter:
     def _export_spans(self) -> None:
         while self._spans is not None and self._queue and not self._given_up:
             taken = [self._queue.popleft() for _ in range(min(self._batch, len(self._queue)))]
-            self._began_s = time.monotonic()
-            try:
-                done = self._spans.export([self._readable(span) for span in taken]) is SpanExportResult.SUCCESS
-            except Exception:  # the thread lives on: one batch that cannot be encoded must not end all export
-                log.exception("%d spans cannot be exported", len(taken))
-                done = False
-            self._began_s, self._failed["traces"] = None, not done
+            with self._exporting("traces"):
+                result = self._spans.export([self._readable(span) for span in taken])
+                self._failed["traces"] = result is not SpanExportResult.SUCCESS
+            done = not self._failed["traces"]
             self.exported += len(taken) * done
             self.dropped += len(taken) * (not done)
 
     def _export_metrics(self) -> None:
         # counts are since the start: those of an export that fails are not lost for good
         if self._metrics is not None and self._figures is not None and not self._given_up:
-            self._began_s = time.monotonic()
-            data = metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE)
-            done = self._metrics.export(data) is MetricExportResult.SUCCESS
-            self._began_s, self._failed["metrics"] = None, not done
+            with self._exporting("metrics"):
+                data = metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE)
+                self._failed["metrics"] = self._metrics.export(data) is not MetricExportResult.SUCCESS
+
+    @contextmanager
+    def _exporting(self, what: str) -> Iterator[None]:
+        """Note an export that is under way. One that cannot be encoded has failed, and does not end the thread."""
+        self._began_s = time.monotonic()
+        try:
+            yield
+        except Exception:
+            log.exception("%s cannot be exported", what)
+            self._failed[what] = True
+        finally:
+            self._began_s = None
 
     def _resource(self, service: str) -> Resource:
         if service not in self._resources:
