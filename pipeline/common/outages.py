@@ -15,7 +15,7 @@ from typing import Any
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.schemas.errors import LachesisError
 
-__all__ = ["is_outage"]
+__all__ = ["EXHAUSTED", "is_outage"]
 
 _OUTAGE_ERRORS: dict[str, frozenset[str]] = {
     "httpx": frozenset({"TimeoutException", "NetworkError", "ProxyError", "RemoteProtocolError"}),
@@ -43,8 +43,8 @@ _OWN_WORKERS: dict[str, frozenset[str]] = {
 _UNREACHABLE = frozenset(
     {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETRESET, errno.EADDRNOTAVAIL}
 )
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""No file, process or memory is to be had, whatever was being judged."""
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""No file, process or memory is to be had now, whatever it is for."""
 _STATUS_OF: dict[str, str] = {
     "httpx": "HTTPStatusError",
     "requests": "HTTPError",
@@ -101,7 +101,7 @@ def _is_exhaustion(error: BaseException) -> bool:
     """Return whether the machine, or a limit of the process, has no thread, process or open file left."""
     if type(error) is RuntimeError:
         return str(error).startswith("can't start new thread")
-    return isinstance(error, OSError) and error.errno in _EXHAUSTED
+    return isinstance(error, OSError) and error.errno in EXHAUSTED
 
 
 def _is_broken_connection(error: BaseException) -> bool:

@@ -19,8 +19,8 @@ _LOOK_S = 2.0
 _MUCH = 0.9
 _TOPIC = "open files"
 OPEN_FILES_CURE: Final = (
-    "raise the limit (`ulimit -n`, LimitNOFILE of a unit; of the machine, fs.file-max) and start it again; if the number "
-    "grows, its code leaves files open"
+    "raise the limit (`ulimit -n`, LimitNOFILE of a unit; of the machine, fs.file-max) and start it again; if their "
+    "number grows, its code leaves files open"
 )
 
 

@@ -8,7 +8,6 @@ drain, so nothing is left behind. Starting it again continues the run. One super
 the run's folder and a lease on the server (`run_lease`).
 """
 
-import errno
 import logging
 import os
 import signal
@@ -35,6 +34,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
+from lachesis.pipeline.common.outages import EXHAUSTED
 from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
@@ -97,8 +97,6 @@ _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
 _LOOK_S = 1.0
-_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Why a process cannot be started now, and may be later."""
 _STACKS_S = 0.5
 """Seconds that a process that hangs has to write where it does."""
 _MARGIN_S = 4.0
@@ -384,7 +382,7 @@ class Supervisor:
         while not row.stopping:
             row.restarts += 1
             row.up, row.stage, row.hung = False, None, ""
-            starved = out_of_memory_kills()
+            row.started_s, starved = time.monotonic(), out_of_memory_kills()
             code, noted = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0 and noted):
                 break
@@ -437,17 +435,17 @@ class Supervisor:
     ) -> SpawnedProcess | ServiceProcess:
         """Start a process as soon as the machine gives what that takes: file descriptors, memory, a process."""
         while True:
-            row.started_s = time.monotonic()
             try:
                 return await self._start(row.planned, file, anew=anew)
             except OSError as error:
-                if error.errno not in _SCARCE:
+                if error.errno not in EXHAUSTED:
                     raise
                 said = f"cannot be started, and is tried again: {error.strerror}"
                 if row.failing != said:
                     log.warning("%s %s", row.planned.name, said)
                 row.failing = row.last_end = said
             await anyio.sleep(_LOOK_S)
+            row.started_s = time.monotonic()
 
     async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> SpawnedProcess | ServiceProcess:
         """Start a process that logs to `file`: by a fork, unless no fork server can, or `anew` forbids it."""
@@ -592,7 +590,7 @@ class Supervisor:
                     await server.start_again()
                     break
                 except OSError as error:
-                    if error.errno not in _SCARCE:
+                    if error.errno not in EXHAUSTED:
                         raise
                     log.warning("nats-server cannot be started, and is tried again: %s", error.strerror)
                 await anyio.sleep(_LOOK_S)

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -83,6 +84,36 @@ def test_processes_left_by_a_killed_supervisor_are_gone_on_with(tmp_path: Path) 
     assert has_survivors(tmp_path)
     file.write_text('{"supervisor": ')
     assert not has_survivors(tmp_path)
+
+
+async def test_a_process_lives_from_when_the_machine_let_it_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lachesis.services.supervisor.supervisor._LOOK_S", 0.0)
+    environments = {"words": EnvironmentConfig(kind="gateway")}
+    supervisor = Supervisor(RunConfig(folder=str(tmp_path), environments=environments), [])
+    row, refusals = supervisor.running[0], [errno.EMFILE, errno.EAGAIN]
+
+    async def start(*_: object, anew: bool) -> None:
+        if refusals:
+            row.started_s = -100.0
+            raise OSError(refusals.pop(0), "none is left")
+        assert row.started_s > 0.0
+        assert row.failing == "cannot be started, and is tried again: none is left"
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    await supervisor._start_once_possible(row, tmp_path / "log", anew=False)
+    assert not refusals
+
+
+async def test_a_log_that_cannot_be_opened_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    environments = {"words": EnvironmentConfig(kind="gateway")}
+    supervisor = Supervisor(RunConfig(folder=str(tmp_path), environments=environments), [])
+    monkeypatch.setattr("lachesis.services.supervisor.supervisor.read_tail", refuse)
+    assert supervisor._last_lines(supervisor.running[0]) == ""
 
 
 async def test_a_start_that_takes_too_long_says_what_each_process_was_at(tmp_path: Path) -> None:
