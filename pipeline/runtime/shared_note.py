@@ -62,7 +62,10 @@ def read_note(pid: int, name: str) -> bytes:
 
 
 def read_notes(pid: int, name: str) -> list[bytes]:
-    """Return all notes of that name of a process of this machine and user; those that cannot be read are left out."""
+    """Return all notes of that name of a process of this machine and user.
+
+    Those that cannot be read are left out.
+    """
     found: list[bytes] = []
     wanted = f"/memfd:{_PREFIX}{name} (deleted)"
     try:

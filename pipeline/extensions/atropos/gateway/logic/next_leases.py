@@ -55,9 +55,10 @@ class NextLeases:
         self._leases.append(_NextLease(owner, lease, sequences, size, now_s))
 
     def use(self, owner: int | None, sequences: int, size: int, now_s: float) -> str | None:
-        """Return the lease that is kept for a group of a client that has arrived; None: there is none large enough.
+        """Return the lease that is kept for a group that has arrived; None: there is none large enough.
 
-        Those of other clients are not used: their groups come soon, or the client is gone and they must become overdue.
+        It is one of the client's own. Those of others are not used: their groups come soon, or their client is gone, and
+        they must become overdue.
         """
         own = (one for one in self._leases if one.owner == owner)
         fitting = next((one for one in own if one.sequences >= sequences and one.bytes >= size), None)
@@ -71,7 +72,7 @@ class NextLeases:
         return None
 
     def give_back_too_small(self, owner: int | None, now_s: float) -> list[str]:
-        """Return the lease of a client whose group has arrived and was too large for it, which is no longer kept."""
+        """Return the lease of a client that was too small for its group, which is no longer kept."""
         found = next((one for one in self._leases if one.owner == owner), None)
         if found is None:
             return []
