@@ -57,7 +57,7 @@ class NextLeases:
     def use(self, owner: int | None, sequences: int, size: int, now_s: float) -> str | None:
         """Return the lease that is kept for a group that has arrived; None: there is none large enough.
 
-        It is one of the client's own. Those of others are not used: their groups come soon, or their client is gone, and
+        It is one of the client's own. Those of others are not used: their groups come soon, or their client is gone and
         they must become overdue.
         """
         own = (one for one in self._leases if one.owner == owner)
