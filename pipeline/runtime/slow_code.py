@@ -40,7 +40,7 @@ class SlowCode:
         """Return what to say of calls within the last minute; None: there were none."""
         found = [
             f"{name} takes up to {one.longest_s:.1f} s"
-            for name, one in self._calls.items()
+            for name, one in list(self._calls.items())  # another thread may record meanwhile
             if now_s - one.ended_s <= _REMEMBERED_S
         ]
         return f"{', '.join(found[:3])}, in which nothing else of its process runs" if found else None
