@@ -85,9 +85,10 @@ class Retention(Event, frozen=True, kw_only=True):
         return self.replace(orphans={**self.orphans, stream: ranges})
 
     def with_lists_of(self, other: "Retention") -> "Retention":
-        """Return the record with all that `other` lists as lost, trimmed, left out or deleted as orphans."""
-        if other == self:
-            return self
+        """Return the record with all that `other` lists as lost, trimmed, left out or deleted as orphans.
+
+        Records that list the same are equal then but for term and holds, which are those of this one.
+        """
         trimmed = {
             stream: max(self.trimmed.get(stream, 1), other.trimmed.get(stream, 1))
             for stream in {**self.trimmed, **other.trimmed}
@@ -101,7 +102,7 @@ class Retention(Event, frozen=True, kw_only=True):
         return self.replace(
             trimmed=trimmed,
             lost=_united(self.lost, other.lost),
-            orphans=orphans | {stream: ranges for stream, ranges in self.orphans.items() if stream in swept},
+            orphans={stream: ranges for stream, ranges in orphans.items() if ranges},
             swept=swept,
             left_out={
                 stream: sorted({*self.left_out.get(stream, ()), *other.left_out.get(stream, ())})

@@ -82,7 +82,8 @@ async def _whole_record(bus: NatsBus, config: RunConfig, unusable: UnusableState
         except SchemaError as error:
             raise StartupError(str(error)) from error
     record = await anyio.to_thread.run_sync(complete_record, stored, run, config.path)
-    if record == (stored or Retention(run=run)):
+    empty = Retention(run=run)
+    if record == (stored or empty).with_lists_of(empty):
         return record, None
     state = "is not there" if entry is None else "cannot be read" if stored is None else "went back"
     return record, f"the key {keys.RETENTION!r} {state}: it lacks what was known to be lost, left out or trimmed before"

@@ -99,11 +99,9 @@ def add_to_record(record: Retention, plan: RecoveryPlan) -> Retention:
 def complete_record(stored: Retention | None, run: str, folder: Path) -> Retention:
     """Return the record with what the folder's copy lists, and with what earlier recoveries noted.
 
-    `stored`: None if it cannot be read or is not there. Its holds are then taken from the copy; those lapse by
-    themselves.
+    `stored`: None if it cannot be read or is not there. Its holds are gone then, and holders learn it when they renew.
     """
-    copy = read_copy(folder, run)
-    record = copy if stored is None else stored.with_lists_of(copy)
+    record = (stored or Retention(run=run)).with_lists_of(read_copy(folder, run))
     for plan in _earlier_recoveries(folder, run):
         record = add_to_record(record, plan)
     return record

@@ -78,11 +78,15 @@ async def follow_record(bus: Bus, run: str, folder: Path, file: DeferredFile) ->
     async with bus.watch(keys.RETENTION) as entries:
         async for entry in entries:
             try:
-                copy = decode(Retention, entry.value).with_lists_of(copy)
+                record = decode(Retention, entry.value)
             except SchemaError as error:
                 log.warning("the key %r cannot be read: %s", keys.RETENTION, error)
-            else:
-                file.write(msgspec.json.encode(copy))
+                continue
+            if record.run != run:
+                log.warning("the key %r holds a record of run %r, not of %r", keys.RETENTION, record.run, run)
+                continue
+            copy = record.with_lists_of(copy)
+            file.write(msgspec.json.encode(copy))
 
 
 def read_copy(folder: Path, run: str) -> Retention:
