@@ -44,7 +44,7 @@ async def recover_run(
     `from_first_model`: training may start over though steps were taken, since no checkpoint is left.
 
     Raises `ConfigError` where the run goes on, `NotFoundError` where there is none, `StartupError` where it cannot be
-    recovered.
+    recovered, or `confirm` refuses what is left after a first recovery.
     """
     if not config.path.is_dir():
         raise NotFoundError(f"there is no run {config.run}: no folder {config.path}")
@@ -72,6 +72,11 @@ async def recover_run(
                         _refuse_first_model(config, found)
                     plan = found
                     if not confirm(found, unfinished is not None):
+                        if done is not None:
+                            raise StartupError(
+                                f"run {config.run} is not recovered yet: {done} keeps what was replaced so far, and the "
+                                f"rest was not confirmed. Repeat `lachesis runs recover {config.run}`"
+                            )
                         break
                     done = str(await apply_plan(history.bus, config, found))
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
