@@ -18,6 +18,8 @@ __all__ = ["evaluate", "guard_reasoning_gym", "parse_formula"]
 _MAX_CHARS = 20_000
 _MAX_EXPONENT = 4096
 """Of a power or shift; the datasets' own arithmetic stays far below."""
+_MAX_BITS = 8 * _MAX_EXPONENT
+"""Of a whole number. A larger one is not computed either: Python holds all threads while it computes one."""
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -82,12 +84,14 @@ def _value(node: ast.expr) -> Any:
 def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Pow | ast.LShift) and not abs(right) <= _MAX_EXPONENT:
         raise ValueError("too large an exponent")
+    if isinstance(op, ast.Pow) and isinstance(left, int) and left.bit_length() * abs(right) > _MAX_BITS:
+        raise ValueError("too large a power")
     return _BINARY[type(op)](left, right)
 
 
 def _number(node: ast.expr) -> int | float:
     value = _value(node)
-    if not isinstance(value, int | float) or (isinstance(value, int) and value.bit_length() > 8 * _MAX_EXPONENT):
+    if not isinstance(value, int | float) or (isinstance(value, int) and value.bit_length() > _MAX_BITS):
         raise ValueError("no number, or too large a one")
     return value
 
