@@ -9,6 +9,7 @@ from pathlib import Path
 
 __all__ = ["records", "stored_step"]
 
+_MAGIC = b":W&B"
 _BLOCK_BYTES = 32768
 _FILE_HEADER_BYTES = 7
 _HEADER = struct.Struct("<IHB")
@@ -17,17 +18,29 @@ _WHOLE, _LAST = 1, 4
 
 
 def stored_step(folder: Path, run_id: str) -> int | None:
-    """Return the last step in the newest file of an earlier life; None: there is none that can be read."""
-    files = sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
-    if not files:
-        return None
+    """Return the last step in the files of earlier lives, 0 if they hold none; None: there is none that can be read.
+
+    A life that was killed within its first block has left a file without a step: then the one before it counts.
+    """
+    files = sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"), reverse=True)
+    for file in files:
+        step = _last_step_of(file)
+        if step != 0:
+            return step
+    return 0 if files else None
+
+
+def _last_step_of(file: Path) -> int | None:
+    """Return the last step in a file, 0 if it holds none, None if it cannot be read."""
     try:
         from wandb.proto.wandb_internal_pb2 import Record
 
-        content = files[-1].read_bytes()
+        content = file.read_bytes()
     except (ImportError, OSError):
         return None
-    step = None
+    if not _MAGIC.startswith(content[: len(_MAGIC)]):
+        return None
+    step = 0
     for data in records(content):
         record = Record()
         try:

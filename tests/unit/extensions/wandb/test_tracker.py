@@ -128,10 +128,13 @@ def steps_in(file):
 
 @pytest.mark.outside
 @pytest.mark.costly
-def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "lives", [((1, 90, "killed"), (91, 95, "ends")), ((1, 5, "killed"), (6, 7, "killed"), (8, 9, "ends"))]
+)
+def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypatch, lives):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    for first, last, end in ((1, 90, "killed"), (91, 95, "ends")):
+    for first, last, end in lives:
         done = subprocess.run(
             [sys.executable, "-c", LIFE, str(tmp_path), str(first), str(last), end],
             process_group=0, check=False, timeout=200,
@@ -139,15 +142,15 @@ def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypat
         assert done.returncode == (-9 if end == "killed" else 0)
     files = sorted((tmp_path / "wandb").glob("offline-run-*-run/run-run.wandb"), key=lambda one: one.stat().st_mtime)
     steps = [steps_in(file) for file in files]
-    assert len(steps) == 2
-    assert steps[0][-1] < 90, "wandb had not written all of it"
-    assert [*steps[0], *steps[1]] == list(range(1, 96))
+    assert len(steps) == len(lives)
+    assert steps[0][-1:] < [lives[0][1]], "wandb had not written all of it"
+    assert sum(steps, []) == list(range(1, lives[-1][1] + 1))
 
 
 def test_what_is_no_file_of_wandbs_says_nothing(tmp_path):
     assert stored_step(tmp_path, "run") is None
     file = tmp_path / "offline-run-1-run" / "run-run.wandb"
     file.parent.mkdir()
-    for content in (b"", b":W&B" + bytes(40), bytes(range(256)) * 300):
+    for content, step in ((b"", 0), (b":W&B" + bytes(40), 0), (bytes(range(256)) * 300, None)):
         file.write_bytes(content)
-        assert stored_step(tmp_path, "run") is None
+        assert stored_step(tmp_path, "run") == step
