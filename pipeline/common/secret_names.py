@@ -47,12 +47,13 @@ _COUNTED = re.compile(
     r"(?:^|_)(?:max|min|longest|n|num|per|total|new|stop|stopping|top|pad|padding|eos|bos|unk|sep|separator|delimiter|cls"
     r"|mask|begin|start|end|first|last|next|final|turn|tool|call|image|audio|video|think|thinking|reasoning|special|added|extra"
     r"|prompt|completion|response|reply|answer|input|output|vocab|vocabulary|sequence|batch|budget|context|cached|loss|train"
-    r"|trained|generated|sampled|bad|banned|suppress|suppressed|forced|ignored|role|chat|text|control|newline|blank|model)"
+    r"|trained|generated|sampled|draft|drafted|accepted|prefill|decode|speculative|assistant|vision|fim|boundary|masked|bad|banned|suppress|suppressed|forced|ignored|role|chat|text|control|newline|blank|model)"
     r"_(?:[a-z]+_)*tok(?:en)?s?(?:_text|_string|_value|_\d+)?$|^tokens$"
     r"|(?:^|_)(?:first|last|second|third|n|num|min|max|one|two|per|single|multi|forward|backward|each|every|by|must|can|did"
     r"|tests?|all|to|on|low|high|band|bi|of)_pass(?:es)?$|^pass(?:es)?$|(?:^|_)per_(?:token|session)s?$"
 )
 """Names of numbers and kinds of a model's tokens, and of passes."""
+_METRIC = re.compile(r"(?:^|[^A-Za-z0-9])pass@(?:k|\d+)$")
 _NUMBERS = re.compile(r"(?:^|_)(?:session|pass|passes|auth|cookies?|sid|signature)$|tokens$")
 _HEADER = re.compile(
     r".*[-_].*|apikey|authorization|cookie|pass(?:word|wd|phrase)|pwd|secret|credentials?", re.IGNORECASE
@@ -64,7 +65,7 @@ _MAX_CHARS = 200
 def is_secret_name(name: str) -> bool:
     """Return whether a setting, parameter, header or variable of this name holds a secret."""
     plain = _plain(name)
-    if _COUNTED.search(plain) is not None:
+    if _COUNTED.search(plain) is not None or _METRIC.search(name) is not None:
         return False
     return any(pattern.search(plain) is not None for pattern in (_SECRET, _WITHIN, _SELF))
 

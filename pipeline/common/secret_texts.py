@@ -54,6 +54,10 @@ _KEYS = (
 _QUERY_NAMES = frozenset({"key", "sig", "code"})
 _NO_SECRETS = re.compile(r"[-+]?\d{1,5}|[-+]?\d*\.\d+(?:e[-+]?\d+)?|true|false|null|none", re.IGNORECASE)
 """Values that name no secret in `name=value`, as in "max_token=5"."""
+_MAX_ERROR_CHARS = 8192
+"""Of an error, that are read: users' code repeats whole answers in errors, and one million would take a second."""
+_MAX_CUT_CHARS = 1024
+"""At the end of what is read, that are not shown: a secret that was cut there may no longer look like one."""
 
 
 def _is_secret_in_query(name: str) -> bool:
@@ -97,8 +101,14 @@ def without_secrets(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type and the words of an exception, without the secrets that users' code repeats."""
-    return without_secrets(f"{type(error).__name__}: {error}")
+    """Return the type and the words of an exception, without the secrets that users' code repeats.
+
+    The end of a very long text is left out.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if len(text) <= _MAX_ERROR_CHARS:
+        return without_secrets(text)
+    return f"{without_secrets(text[:_MAX_ERROR_CHARS])[:-_MAX_CUT_CHARS]}... ({len(text)} characters)"
 
 
 def mask_secrets(text: str) -> str:
@@ -128,9 +138,14 @@ def _group(found: re.Match[str], is_secret: Callable[[str], bool]) -> str | None
     """Return the group of a match that holds a secret."""
     named = found.groupdict()
     group = "secret" if named["secret"] is not None else "bare"
-    if not is_secret(named.get("name") or "") or MASK in found[group]:
+    name = named.get("name") or ""
+    if not is_secret(name) or MASK in found[group]:
         return None
-    return None if is_secret is is_secret_name and _NO_SECRETS.fullmatch(found[group]) else group
+    if is_secret is not is_secret_name:
+        return group
+    value = found[group].rstrip("`.:")  # `name = value` in a sentence
+    is_count = value.isdecimal() and name.lower().endswith("tokens")
+    return None if is_count or _NO_SECRETS.fullmatch(value) else group
 
 
 def _without(found: re.Match[str], is_secret: Callable[[str], bool]) -> str:

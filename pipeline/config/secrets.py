@@ -22,7 +22,7 @@ __all__ = ["MASK", "is_secret_name", "key_in_variable", "masked", "remember_secr
 
 _OTHER_VARIABLES = frozenset({"PWD", "OLDPWD", "DESKTOP_SESSION", "GDMSESSION"})
 """Variables of shells and desktops whose names look like those of secrets."""
-_NAMED_BY_USERS = frozenset({"environments"})
+_NAMED_BY_USERS = frozenset({"environments", "evaluation", "mix"})
 """Tables whose keys are names that users chose; they say nothing of the values."""
 _NAME_FIELDS = ("name", "key", "header", "variable", "env", "option")
 _VALUE_FIELDS = ("value", "val", "default", "content", "text")
@@ -75,6 +75,8 @@ def masked(name: str, value: Any) -> Any:
 def _is_secret_path(name: str) -> bool:
     """Whether the last part of a path says so, or one above it that lies in parameters."""
     _, params, inner = name.partition(".params.")
+    if not params and name.rpartition(".")[0].rpartition(".")[2] in _NAMED_BY_USERS:
+        return False
     return is_secret_name(name) or (params != "" and any(map(is_secret_name, inner.split("."))))
 
 

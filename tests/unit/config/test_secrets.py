@@ -1,11 +1,13 @@
 """What is taken out of everything that is shown."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from lachesis.pipeline.common import safe_text
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.secrets import is_secret_name, masked, without_secrets
@@ -54,6 +56,8 @@ from lachesis.schemas.errors import ConfigError
         ("api_key='cut at the e", "api_key='***"),
         ('{\\"api_key\\": \\"k1 k2\\", \\"n\\": 1}', '{\\"api_key\\": \\"***\\", \\"n\\": 1}'),
         ("Server=x;User Id=y;Password=k1;", "Server=x;User Id=y;Password=***;"),
+        ("set `gateway.needs_token = false`, or token = `k1`.", "set `gateway.needs_token = false`, or token = ***"),
+        ("kv_tokens=1234567 of user_tokens=7654321, api_key=1234567", "kv_tokens=1234567 of user_tokens=7654321, api_key=***"),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:
@@ -122,11 +126,31 @@ def test_values_by_their_name() -> None:
             (name, False)
             for name in ("secretary", "author", "dissent", "pass_rate", "tokenizer_path", "passage", "item")
         ),
+        *((name, False) for name in ("pass@1", "eval/pass@k", "prefill_tokens", "draft_token", "assistant_token")),
         *((name, False) for name in ("sort_key", "answer_key", "key", "bypass", "compass", "token_value_file")),
     ],
 )
 def test_what_a_name_says_of_its_value(name: str, secret: bool) -> None:
     assert is_secret_name(name) == secret
+
+
+def test_the_name_that_a_person_gave_an_environment_says_nothing_of_its_settings() -> None:
+    env = {"kind": "words.py:SecretWord", "params": {"api_key": "k"}}
+    shown = {"kind": "words.py:SecretWord", "params": {"api_key": "***"}}
+    for table in ("environments", "evaluation"):
+        assert masked("", {table: {"secret_word": env}}) == {table: {"secret_word": shown}}
+        assert masked(f"{table}.secret_word", env) == shown
+    assert masked("", {"batching": {"mix": {"secret_word": 0.5}}}) == {"batching": {"mix": {"secret_word": 0.5}}}
+
+
+def test_of_a_very_long_error_the_end_is_left_out_and_no_half_of_a_secret_shown() -> None:
+    for place in range(8100, 8200, 7):
+        text = error_text(ValueError(f"{'a ' * (place // 2)}nats://user:hunter2secret@h:1 {'b ' * 500_000}"))
+        assert "hunter2" not in text
+        assert "user" not in text
+        assert len(text) < 8192
+        assert text.startswith("ValueError: a a ")
+        assert re.fullmatch(r".*\.\.\. \(\d{7} characters\)", text)
 
 
 def test_all_that_a_secret_holds_is_one() -> None:
