@@ -32,7 +32,12 @@ class ChoiceColumns:
         self.columns = [columns] if isinstance(columns, str) else list(columns)
         self._is_one = isinstance(columns, str)
         self._answer = answer
-        self._form: AnswerForm | None = "text" if self._is_shuffled and form is None else form
+        if self._is_shuffled and form not in {None, "text"}:
+            raise ConfigError(
+                f'dataset: answer_form is "{form}", but the column of the answer, {answer!r}, is one of the choices, '
+                "and so holds the text of the right one: leave answer_form out"
+            )
+        self._form: AnswerForm | None = "text" if self._is_shuffled else form
         self._from_zero = self._beyond = 0
         self._right: Counter[str] = Counter()
         self._rows = 0

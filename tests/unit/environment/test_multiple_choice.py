@@ -92,6 +92,8 @@ def test_choices_are_shuffled_where_their_order_tells_the_answer(tmp_path: Path)
             answer=GPQA[0],
             template="{question} " + " ".join(f"{{{one}}}" for one in GPQA),
         )
+    with pytest.raises(ConfigError, match="leave answer_form out"):  # a letter would mean a place in the shuffled order
+        made(tmp_path, rows, choices=GPQA, answer=GPQA[0], answer_form="label")
 
 
 def test_answers_that_count_from_one_are_refused_until_it_is_said(tmp_path: Path) -> None:
