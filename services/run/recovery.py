@@ -74,8 +74,8 @@ async def recover_run(
                     if not confirm(found, unfinished is not None):
                         if done is not None:
                             raise StartupError(
-                                f"run {config.run} is not recovered yet: {done} keeps what was replaced so far, and the "
-                                f"rest was not confirmed. Repeat `lachesis runs recover {config.run}`"
+                                f"run {config.run} is not recovered yet: {done} keeps what was replaced so far, and "
+                                f"the rest was not confirmed. Repeat `lachesis runs recover {config.run}`"
                             )
                         break
                     done = str(await apply_plan(history.bus, config, found))

@@ -18,7 +18,7 @@ _WHOLE, _LAST = 1, 4
 
 
 def stored_step(folder: Path, run_id: str) -> int | None:
-    """Return the last step in the files of earlier lives, 0 if they hold none; None: there is none that can be read.
+    """Return the last step in earlier lives' files, 0 if they hold none; None: there is no readable file.
 
     A life that was killed within its first block has left a file without a step: then the one before it counts.
     """

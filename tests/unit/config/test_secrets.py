@@ -57,7 +57,10 @@ from lachesis.schemas.errors import ConfigError
         ('{\\"api_key\\": \\"k1 k2\\", \\"n\\": 1}', '{\\"api_key\\": \\"***\\", \\"n\\": 1}'),
         ("Server=x;User Id=y;Password=k1;", "Server=x;User Id=y;Password=***;"),
         ("set `gateway.needs_token = false`, or token = `k1`.", "set `gateway.needs_token = false`, or token = ***"),
-        ("kv_tokens=1234567 of user_tokens=7654321, api_key=1234567", "kv_tokens=1234567 of user_tokens=7654321, api_key=***"),
+        (
+            "kv_tokens=1234567, user_tokens=7654321, key_pass=123456",
+            "kv_tokens=1234567, user_tokens=7654321, key_pass=***",
+        ),
     ],
 )
 def test_addresses(text: str, shown: str) -> None:

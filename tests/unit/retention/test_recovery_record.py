@@ -1,5 +1,6 @@
 """The retention record, made whole again from the folder's copy and from earlier recoveries."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -41,19 +42,34 @@ async def test_a_record_that_lists_all_is_whole_however_it_lists_it(tmp_path: Pa
         assert (record, lacks is not None) == ((copy, True) if copied else (EMPTY, False))
 
 
+class NotedFile(DeferredFile):
+    """Says what was written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._sent, self.written = anyio.create_memory_object_stream[bytes](8)
+
+    def write(self, content: bytes) -> None:
+        super().write(content)
+        self._sent.send_nowait(content)
+
+    def close(self) -> None:
+        self._sent.close()
+        self.written.close()
+
+
 async def test_no_record_of_another_run_takes_the_place_of_the_copy(tmp_path: Path) -> None:
     known = EMPTY.replace(lost={EVENTS: [LostRange(1, 6)]})
     later = EMPTY.replace(trimmed={ROLLOUTS: 10})
-    async with MemoryBus() as bus, anyio.create_task_group() as tasks:
-        await bus.put(keys.RETENTION, encode(known))
-        tasks.start_soon(follow_record, bus, "r", tmp_path, DeferredFile(tmp_path / RETENTION_FILE))
-        await anyio.wait_all_tasks_blocked()
-        await bus.put(keys.RETENTION, encode(later.replace(run="another")))
-        await anyio.wait_all_tasks_blocked()
-        assert read_copy(tmp_path, "r") == known
-        await bus.put(keys.RETENTION, encode(later))
-        with anyio.fail_after(5):
-            while read_copy(tmp_path, "r") == known:
-                await anyio.sleep(0.01)
-        assert read_copy(tmp_path, "r") == later.with_lists_of(known)
-        tasks.cancel_scope.cancel()
+    with closing(NotedFile(tmp_path / RETENTION_FILE)) as file:
+        async with MemoryBus() as bus, anyio.create_task_group() as tasks:
+            await bus.put(keys.RETENTION, encode(known))
+            tasks.start_soon(follow_record, bus, "r", tmp_path, file)
+            await file.written.receive()
+            await bus.put(keys.RETENTION, encode(later.replace(run="another")))
+            await anyio.wait_all_tasks_blocked()
+            assert read_copy(tmp_path, "r") == known
+            await bus.put(keys.RETENTION, encode(later))
+            await file.written.receive()
+            assert read_copy(tmp_path, "r") == later.with_lists_of(known)
+            tasks.cancel_scope.cancel()

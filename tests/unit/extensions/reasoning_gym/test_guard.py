@@ -81,7 +81,10 @@ def test_values_and_arithmetic(text: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["f()", "a.b", "x", "[x for x in [1]]", "f'{1}'", "2 ** 9 ** 9", "(3 ** 4096 * 3 ** 4096) ** 4096", "1 << 99999", "[0] * 9", "1 < 2"],
+    [
+        *("f()", "a.b", "x", "[x for x in [1]]", "f'{1}'", "[0] * 9", "1 < 2"),
+        *("2 ** 9 ** 9", "1 << 99999", "(3 ** 4096 * 3 ** 4096) ** 4096"),
+    ],
 )
 def test_no_other_python_is_a_value(text: str) -> None:
     with pytest.raises(ValueError, match=r"no value|no number|too large"):

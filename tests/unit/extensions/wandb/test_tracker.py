@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
@@ -144,7 +145,7 @@ def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypat
     steps = [steps_in(file) for file in files]
     assert len(steps) == len(lives)
     assert steps[0][-1:] < [lives[0][1]], "wandb had not written all of it"
-    assert sum(steps, []) == list(range(1, lives[-1][1] + 1))
+    assert [*chain.from_iterable(steps)] == list(range(1, lives[-1][1] + 1))
 
 
 def test_what_is_no_file_of_wandbs_says_nothing(tmp_path):
