@@ -137,6 +137,26 @@ async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_i
         assert (await bus.publish(subject_of[kind], b"x", msg_id="later")).seq > 3, "a sequence would be used again"
 
 
+async def test_a_recovery_that_is_confirmed_only_in_part_says_so(
+    bus: NatsBus, config: RunConfig, server_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_token(config, server_token)
+    await make_streams(bus, config)
+    plans = iter([RecoveryPlan(run=RUN, id=str(number), problems=["lost"]) for number in range(2)])
+    answers = iter([True, False])
+
+    async def plan_next(*_: object) -> RecoveryPlan:
+        return next(plans)
+
+    async def apply(*_: object) -> Path:
+        return Path("done.json")
+
+    monkeypatch.setattr("lachesis.services.run.recovery.make_plan", plan_next)
+    monkeypatch.setattr("lachesis.services.run.recovery.apply_plan", apply)
+    with pytest.raises(StartupError, match=r"not recovered yet: done\.json keeps .* Repeat `lachesis runs recover"):
+        await recover_run(config, lambda *_: next(answers))
+
+
 async def test_a_store_of_which_nothing_is_left_is_not_begun_anew_by_a_recovery(
     bus: NatsBus, config: RunConfig, server_token: Path
 ) -> None:
