@@ -252,8 +252,10 @@ class _Layer:
         for written, value in new.items():
             key = written if aliases.get(written) in new else aliases.get(written, written)
             if key not in hints:
+                is_table = isinstance(value, Mapping) and "DESCRIPTIONS" in vars(kind)
+                extra = ", which no installed extension adds" if is_table else ""
                 raise ConfigError(
-                    f"{self.source}: unknown setting {prefix + key!r}{nearest(key, hints, prefix=prefix)}"
+                    f"{self.source}: unknown setting {prefix + key!r}{extra}{nearest(key, hints, prefix=prefix)}"
                 )
             self.value(hints[key], tree, key, value, prefix)
 
@@ -333,9 +335,10 @@ def _plain(hint: Any) -> Any:
 def field_descriptions(kind: type) -> dict[str, str]:
     """Return the text written under each field of a struct, which Python itself does not keep.
 
-    Fields that were added to it are described by its `DESCRIPTIONS`.
+    Fields that were added to it are described by its `DESCRIPTIONS`; the others are written in what it extends.
     """
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    written = next(base for base in kind.__mro__ if "DESCRIPTIONS" not in vars(base))
+    body = ast.parse(textwrap.dedent(inspect.getsource(written))).body[0]
     found = {}
     for field, note in itertools.pairwise(body.body if isinstance(body, ast.ClassDef) else []):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
