@@ -7,7 +7,7 @@ none of them, so it answers at once, and a process that only runs raters never i
 """
 
 import importlib
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from lachesis import __version__
+from lachesis.pipeline.errors import StartupError
 
 __all__ = ["COMMANDS", "GROUP", "Command", "app", "load_command"]
 
@@ -25,7 +26,7 @@ GROUP = "lachesis.commands"
 class Command(NamedTuple):
     """A command, or a group of commands: its name, `module:function`, and its line in the help.
 
-    A module without a dot is one of `services.cli`.
+    The module is one of `services.cli`, unless an installed `package` adds the command.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Command(NamedTuple):
     help: str
     hidden: bool = False
     is_group: bool = False
+    package: EntryPoint | None = None
 
 
 COMMANDS = {
@@ -108,9 +110,13 @@ def _of_packages() -> list[Command]:
     """Return the commands that installed packages add; a name that is taken stays whose it is."""
     found = (point for point in entry_points(group=GROUP) if point.name not in COMMANDS)
     return [
-        Command(point.name, point.value, f"A command of the package {point.dist.name if point.dist else '?'}.")
+        Command(point.name, point.value, f"A command of the package {_package_of(point)}.", package=point)
         for point in sorted(found, key=lambda one: one.name)
     ]
+
+
+def _package_of(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "?"
 
 
 _HELP = """Event-driven rollout pipeline for reinforcement learning of language models.
@@ -120,9 +126,24 @@ _HELP = """Event-driven rollout pipeline for reinforcement learning of language 
 
 
 def load_command(command: Command) -> Any:
-    """Import a command's module and return the command as typer runs it."""
-    module, _, name = command.target.partition(":")
-    target = getattr(importlib.import_module(module if "." in module else f"lachesis.services.cli.{module}"), name)
+    """Import a command's module and return the command as typer runs it.
+
+    Raises `StartupError` that names the package where that of a package cannot be loaded.
+    """
+    if command.package is None:
+        module, _, name = command.target.partition(":")
+        return _as_typer_runs(command, getattr(importlib.import_module(f"lachesis.services.cli.{module}"), name))
+    try:
+        return _as_typer_runs(command, command.package.load())
+    except Exception as error:  # foreign code: whatever it raises, the package is named
+        package = _package_of(command.package)
+        raise StartupError(
+            f"the command {command.name!r} of {package} cannot be loaded ({type(error).__name__}: {error}); install "
+            f"another version of {package}, or uninstall it"
+        ) from error
+
+
+def _as_typer_runs(command: Command, target: Any) -> Any:
     loaded = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     if command.is_group:
         loaded.add_typer(target, name=command.name)
