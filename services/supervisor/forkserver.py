@@ -32,7 +32,7 @@ from setproctitle import setproctitle
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
-from lachesis.services.registry import load_stage, services
+from lachesis.services.registry import CORE, load_stage
 
 __all__ = [
     "MAX_REQUEST_BYTES",
@@ -48,10 +48,13 @@ __all__ = [
 ]
 
 PRELOADED = {
-    "plain": tuple(spec.name for spec in services().values() if spec.extra is None),
-    "torch": tuple(spec.name for spec in services().values() if spec.extra == "train"),
+    "plain": tuple(spec.name for spec in CORE.values() if spec.extra is None),
+    "torch": tuple(spec.name for spec in CORE.values() if spec.extra == "train"),
 }
-"""The kinds of fork servers, each with the services that its children can be."""
+"""The kinds of fork servers, each with the services that its children can be.
+
+Those of extensions are not among them: what they import may fail, or not go with a fork.
+"""
 MAX_REQUEST_BYTES = 1 << 16
 """Bytes of a message at most."""
 _EXIT_INTERRUPTED = 130
@@ -99,7 +102,7 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     take_orphans()
     server = _ForkServer(requests, _listen(door))
     for name in PRELOADED[kind]:
-        load_stage(services()[name])
+        load_stage(CORE[name])
     return server.serve()
 
 
