@@ -1,4 +1,4 @@
-"""A configuration as TOML. Pure."""
+"""Writes a configuration as TOML."""
 
 import json
 import re
@@ -7,17 +7,31 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.extension import added
+
 __all__ = ["to_toml", "toml_value"]
 
 
 def to_toml(config: msgspec.Struct) -> str:
     """Return the configuration as TOML that loads to an equal one.
 
-    What is None is left out, as TOML has no null.
+    What is None is left out, as TOML has no null; and what extensions add, where it is the default: without them it
+    would be unknown.
     """
     lines: list[str] = []
-    _table(lines, (), msgspec.to_builtins(config))
+    _table(lines, (), _without_unused_extensions(msgspec.to_builtins(config)))
     return "\n".join(lines).lstrip() + "\n"
+
+
+def _without_unused_extensions(tree: dict[str, Any]) -> dict[str, Any]:
+    for path, setting in added("settings").items():
+        *tables, name = path.split(".")
+        table = tree
+        for one in tables:
+            table = table.get(one, {})
+        if table.get(name) == msgspec.to_builtins(setting.default):
+            table.pop(name, None)
+    return tree
 
 
 def _table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any]) -> None:
