@@ -7,7 +7,7 @@ of event has one service that may write it. All rows are of one run: its streams
 `pipeline.bus.accounts` turns the rows into what the server enforces.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -127,14 +127,12 @@ def roles(identity: str, teachers: tuple[str, ...] = ()) -> tuple[str, ...]:
     return (identity, *(f"{identity}-{part}" for part in parts))
 
 
-def access_table(scope: Scope, further: Iterable[Callable[[Scope], Mapping[str, Access]]] = ()) -> dict[str, Access]:
+def access_table(scope: Scope, further: Mapping[str, Access] | None = None) -> dict[str, Access]:
     """Return what each service, the operator and the observer may do in the run of `scope`.
 
-    `further` return the rows of services that extensions add.
+    `further`: the rows of services that extensions add.
     """
-    services = _services(scope)
-    for rows in further:
-        services |= rows(scope)
+    services = {**_services(scope), **(further or {})}
     people = _people(scope, services)
     return {**services, **people}
 

@@ -5,19 +5,23 @@ entry point of the group `lachesis.extensions`; the built-in ones, in `pipeline/
 Its commands are entry points of the group `lachesis.commands` (see `services/cli/commands.py`), so that `lachesis
 --help` imports none of it.
 Guarantees that nothing in the pipeline depends on an extension: it is reached by names in this value alone, and what it
-needs is imported when it is used. Two extensions that add the same name are refused.
+needs is imported when it is used. Two extensions that add the same name are refused, and so is one that adds a name of
+the pipeline's own.
 """
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from lachesis.pipeline.access import Access, Scope, access_table
 from lachesis.pipeline.errors import StartupError
+from lachesis.schemas.errors import LachesisError
 
 __all__ = [
     "GROUP",
@@ -31,12 +35,16 @@ __all__ = [
     "TrainerBackend",
     "access_of",
     "added",
+    "call_each",
     "extensions",
     "load_place",
+    "with_added",
 ]
 
 GROUP = "lachesis.extensions"
 """The group of entry points by which extensions are found."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +216,9 @@ def extensions() -> Mapping[str, Extension]:
     """
     found: dict[str, Extension] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        if point.name in found:
+            packages = " and ".join(one.dist.name for one in entry_points(group=GROUP, name=point.name) if one.dist)
+            raise StartupError(f"the packages {packages} both offer the extension {point.name!r}: uninstall one")
         found[point.name] = _loaded(point)
     _refuse_twice(found.values())
     return MappingProxyType(found)
@@ -219,9 +230,42 @@ def added(what: str) -> Mapping[str, Any]:
     return MappingProxyType({name: one for each in extensions().values() for name, one in getattr(each, what).items()})
 
 
+def with_added(what: str, own: Mapping[str, T]) -> dict[str, T]:
+    """Return the pipeline's own things of one kind by name, and after them those that the extensions add.
+
+    Raises `StartupError` that names an extension which adds a name of the pipeline's own.
+    """
+    for one in extensions().values():
+        if taken := own.keys() & getattr(one, what).keys():
+            raise StartupError(
+                f"the extension {one.name!r} adds {min(taken)!r} to {what}, which the pipeline itself has: "
+                f"{_mend(_package_of(one.name))}"
+            )
+    return {**own, **added(what)}
+
+
+def call_each(what: str, *given: Any) -> Iterator[Any]:
+    """Yield what the function returns that each extension names as `what`; of a generator, the list of its values.
+
+    Raises `StartupError` that names the extension where its function fails by an error that is none of this project's.
+    """
+    for one in extensions().values():
+        if getattr(one, what) is not None:
+            yield _call(one, what, *given)
+
+
 def access_of(scope: Scope) -> dict[str, Access]:
     """Return what each service, those of extensions too, and each operator may do in the run of `scope`."""
-    return access_table(scope, [load_place(one.access) for one in extensions().values() if one.access is not None])
+    further: dict[str, Access] = {}
+    for one in extensions().values():
+        rows = {} if one.access is None else _call(one, "access", scope)
+        if others := rows.keys() - one.services.keys():
+            raise StartupError(
+                f"the extension {one.name!r} gives permissions to {min(others)!r}, which is no service that it adds: "
+                f"{_mend(_package_of(one.name))}"
+            )
+        further |= rows
+    return access_table(scope, further)
 
 
 def load_place(place: str) -> Callable[..., Any]:
@@ -231,9 +275,31 @@ def load_place(place: str) -> Callable[..., Any]:
     return loaded
 
 
+def _call(one: Extension, what: str, *given: Any) -> Any:
+    try:
+        found = load_place(getattr(one, what))(*given)
+        return list(found) if isinstance(found, Iterator) else found
+    except LachesisError:
+        raise
+    except Exception as error:  # foreign code: whatever it raises, the package is named
+        frame, package = traceback.extract_tb(error.__traceback__)[-1], _package_of(one.name)
+        raise StartupError(
+            f"`{what}` of the extension {one.name!r} of {package} failed ({type(error).__name__}: {error}, at "
+            f"{Path(frame.filename).name}:{frame.lineno}); {_mend(package)}"
+        ) from error
+
+
+def _package_of(name: str) -> str:
+    return next((point.dist.name for point in entry_points(group=GROUP, name=name) if point.dist), "its package")
+
+
+def _mend(package: str) -> str:
+    return f"install another version of {package}, or uninstall it"
+
+
 def _loaded(point: EntryPoint) -> Extension:
     package = point.dist.name if point.dist is not None else "an installed package"
-    mend = f"install another version of {package}, or uninstall it"
+    mend = _mend(package)
     try:
         value = point.load()
     except Exception as error:  # foreign code: whatever it raises, the package is named

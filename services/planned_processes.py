@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.extension import extensions, load_place
+from lachesis.pipeline.extension import call_each
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
-from lachesis.services.registry import services
+from lachesis.services.registry import find
 
 __all__ = ["PlannedProcess", "planned_processes", "planned_services"]
 
@@ -38,16 +38,16 @@ def planned_processes(config: RunConfig) -> list[PlannedProcess]:
     roles = ["policy"] + config.teacher.roles(config.environments) * config.teacher.enabled + ["eval"] * evaluated
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
-    for extension in extensions().values():
-        if extension.plan is not None:
-            rows += [(service, part, 1, False) for service, part in load_place(extension.plan)(config)]
+    for further in call_each("plan", config):
+        rows += [(service, part, 1, False) for service, part in further]
     rows += [("environment", env, config.services.environments, False) for env in own]
     rows += [("evaluator", "", 1, finite)] * evaluated
-    planned, known = [], services()
+    planned = []
     for service, part, replicas, ends in rows:
+        phase = find(service).phase
         for replica in range(replicas):
             name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
-            planned.append(PlannedProcess(name, service, part, known[service].phase, replica + 1, ends))
+            planned.append(PlannedProcess(name, service, part, phase, replica + 1, ends))
     return sorted(planned, key=lambda process: process.phase)
 
 

@@ -13,7 +13,7 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extension import ServiceSpec, added
+from lachesis.pipeline.extension import ServiceSpec, with_added
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError
 
@@ -96,7 +96,7 @@ CORE = {
 
 def services() -> dict[str, ServiceSpec]:
     """Return all services by name: the pipeline's own, then the extensions'."""
-    return {**CORE, **added("services")}
+    return with_added("services", CORE)
 
 
 def service_of(config: RunConfig, name: str, part: str) -> ServiceSpec:

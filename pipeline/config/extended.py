@@ -8,7 +8,7 @@ import msgspec
 
 from lachesis.pipeline.config.load import field_descriptions
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
-from lachesis.pipeline.extension import Setting, added, extensions, load_place
+from lachesis.pipeline.extension import Setting, added, call_each, extensions, with_added
 from lachesis.pipeline.inference.config import InferenceConfig, engines
 
 __all__ = ["environment_config_type", "inference_config_type", "run_config_type", "training_config_type"]
@@ -19,11 +19,9 @@ _TRAINING = "training."
 @functools.cache
 def training_config_type() -> type[TrainingConfig]:
     """Return the type of [training] with what extensions add to it."""
-    trainers = {name: one for one in extensions().values() for name in one.trainers}
-    texts = "".join(f" {name}: {one.about}." for name, one in trainers.items())
-    backend = Setting(
-        Literal[(THIS_MACHINE, *trainers)], THIS_MACHINE, f"What trains. torch: this machine.{texts} Default torch."
-    )
+    trainers = tuple(with_added("trainers", {THIS_MACHINE: None}))
+    texts = "".join(f" {name}: {one.about}." for one in extensions().values() for name in one.trainers)
+    backend = Setting(Literal[trainers], THIS_MACHINE, f"What trains. torch: this machine.{texts} Default torch.")
     further = {path.removeprefix(_TRAINING): one for path, one in _settings().items() if path.startswith(_TRAINING)}
     return _extended(TrainingConfig, training_config_type, {"backend": backend, **further}, {})
 
@@ -60,14 +58,15 @@ def run_config_type() -> type[RunConfig]:
 
 
 def _settings() -> Mapping[str, Setting]:
+    paths = [*RunConfig.__struct_fields__, *(f"{_TRAINING}{name}" for name in TrainingConfig.__struct_fields__)]
+    with_added("settings", dict.fromkeys(paths))  # none of them is an extension's
     return added("settings")
 
 
 def _check(config: RunConfig) -> None:
     RunConfig.__post_init__(config)
-    for one in extensions().values():
-        if one.check is not None:
-            load_place(one.check)(config)
+    for _ in call_each("check", config):
+        pass
 
 
 def _restored(make: Callable[[], type[Any]], values: dict[str, Any]) -> Any:

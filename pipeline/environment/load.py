@@ -11,7 +11,7 @@ import numpy as np
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import load_module, refuse_ending
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import EnvironmentKind, with_added
 from lachesis.pipeline.tasks.binding import bind_arguments
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas.errors import ConfigError
@@ -26,8 +26,8 @@ _BUILTIN = {
 
 def environment_kinds() -> dict[str, str]:
     """Return by name the place of each kind of environment, those of extensions too."""
-    further = {name: kind.place for name, kind in added("environments").items() if kind.place is not None}
-    return {**_BUILTIN, **further}
+    kinds = with_added("environments", {name: EnvironmentKind(place=place) for name, place in _BUILTIN.items()})
+    return {name: kind.place for name, kind in kinds.items() if kind.place is not None}
 
 
 def load_environment(name: str, params: Mapping[str, Any] | None = None) -> Environment:

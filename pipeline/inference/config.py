@@ -16,7 +16,7 @@ from lachesis.pipeline.config.paths import (
     ProgramPath,
     TemplatePath,
 )
-from lachesis.pipeline.extension import EngineSpec, added
+from lachesis.pipeline.extension import EngineSpec, with_added
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig", "engines"]
 
@@ -73,7 +73,7 @@ _ENGINES = {
 
 def engines() -> dict[str, EngineSpec]:
     """Return the inference engines by name, those of extensions too."""
-    return {**_ENGINES, **added("engines")}
+    return with_added("engines", _ENGINES)
 
 
 class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from lachesis.pipeline.errors import HistoryLostError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
-from lachesis.pipeline.extension import extensions, load_place
+from lachesis.pipeline.extension import call_each
 from lachesis.pipeline.inference.directory import key_path
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
@@ -162,8 +162,7 @@ def describe_evaluation(config: RunConfig) -> str:
 
 def describe_extensions(config: RunConfig) -> list[str]:
     """Return what extensions have to say at the start of this run."""
-    said = (load_place(one.announce)(config) for one in extensions().values() if one.announce is not None)
-    return [line for lines in said for line in lines]
+    return [line for lines in call_each("announce", config) for line in lines]
 
 
 class EvaluationWatch(RunWatcher):

@@ -15,6 +15,7 @@ from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
@@ -141,7 +142,7 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
     overview = msgspec.structs.replace(overview, config=str(file))
     try:
         config = load(run_config_type(), file=file).config
-    except ConfigError as error:
+    except (ConfigError, StartupError) as error:
         return msgspec.structs.replace(
             overview, problem=overview.problem or f"its configuration is unreadable: {error}"
         )

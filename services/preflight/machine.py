@@ -23,7 +23,7 @@ from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, war
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extension import added, extensions, load_place
+from lachesis.pipeline.extension import added, call_each, load_place
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
@@ -66,9 +66,12 @@ def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterat
     yield from webhook(config)
     yield from interpreters(config)
     yield from check_otlp(config)
-    for one in extensions().values():
-        if one.doctor is not None:
-            yield from load_place(one.doctor)(config)
+    try:
+        for findings in call_each("doctor", config):
+            yield from findings
+    except StartupError as error:
+        text, _, mend = str(error).rpartition("; ")
+        yield fail("extensions", text, mend)
 
 
 def needed_extras(config: RunConfig) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError
-from lachesis.pipeline.extension import extensions, load_place
+from lachesis.pipeline.extension import call_each
 from lachesis.schemas import keys
 from lachesis.schemas.alerts import SentAlerts
 from lachesis.schemas.codec import Event, decode
@@ -44,9 +44,8 @@ def _keys(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
         yield keys.held_out(env), _reads(HeldOutRecord)
         yield keys.prompts(env), _reads(PromptsRecord)
         yield keys.epoch(env), _reads(EpochRecord)
-    for one in extensions().values():
-        if one.stored_values is not None:
-            yield from load_place(one.stored_values)(config)
+    for values in call_each("stored_values", config):
+        yield from values
 
 
 def _reads(kind: type[Event]) -> Callable[[bytes], object]:

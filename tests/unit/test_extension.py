@@ -1,8 +1,10 @@
 """What installed packages add: found by entry points, refused by name, and used as the pipeline's own parts are."""
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,33 @@ import anyio.to_process
 import pytest
 
 from lachesis.pipeline import extension
+from lachesis.pipeline.common.doctor_finding import ok
 from lachesis.pipeline.config import extended
-from lachesis.pipeline.config.load import load, settings
+from lachesis.pipeline.config.load import field_descriptions, load, settings
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import find_strategy
+from lachesis.pipeline.curriculum.logic.registry import find_strategy, strategy_names
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.stage import run_inference
-from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig, estimator_names
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.commands import Command, load_command
+from lachesis.services.cli.up import describe_extensions
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.preflight.machine import needed_extras
-from lachesis.services.registry import load_stage, service_of, services
+from lachesis.services.preflight import machine
+from lachesis.services.preflight.machine import check_machine, needed_extras
+from lachesis.services.registry import CORE, load_stage, service_of, services
+from lachesis.services.run.scope import scope_of
+from lachesis.services.supervisor.forkserver import PRELOADED
 
+IMPORTS = "from lachesis.pipeline.extension import EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting\n"
 CACHED = (
     extension.extensions, extension.added, extended.run_config_type, extended.training_config_type,
     extended.environment_config_type, extended.inference_config_type,
@@ -100,6 +110,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     forget()
 
 
+def command_of(place: str) -> Command:
+    return Command("shake", place, "Shake.", package=EntryPoint("shake", place, "lachesis.commands"))
+
+
 def config(**changes: Any) -> RunConfig:
     return load(extended.run_config_type(), sets=[f"{key}={value}" for key, value in changes.items()]).config
 
@@ -126,6 +140,108 @@ def test_two_that_add_one_name_are_refused(install: Callable[[str, str], None]) 
         extension.extensions()
 
 
+@pytest.mark.parametrize(
+    ("adds", "used"),
+    [
+        ("settings={'batching': Setting(int, 1, '')}", extended.run_config_type),
+        ("settings={'training.steps': Setting(int, 1, '')}", extended.training_config_type),
+        ("engines={'vllm': EngineSpec(serve='a:b', says='a')}", extended.run_config_type),
+        ("trainers={'torch': None}", extended.run_config_type),
+        ("services={'scorer': ServiceSpec('scorer', 'a:b', 1, '')}", services),
+        ("environments={'dataset': EnvironmentKind(place=None)}", environment_kinds),
+        ("raters={'length': 'a:b'}", rater_places),
+        ("estimators={'grpo': 'a:b'}", estimator_names),
+        ("strategies={'epoch': 'a:b'}", strategy_names),
+    ],
+)
+def test_a_name_of_the_pipeline_itself_is_refused(
+    install: Callable[[str, str], None], adds: str, used: Callable[[], object]
+) -> None:
+    install("greedy", f"{IMPORTS}EXTENSION = Extension(name='greedy', about='x', {adds})")
+    said = "'greedy' adds '.*' to .*, which the pipeline itself has: install another version of greedy, or uninstall it"
+    with pytest.raises(StartupError, match=said):
+        used()
+
+
+def test_two_packages_that_offer_one_extension_are_refused(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("first", f"{IMPORTS}EXTENSION = Extension(name='first', about='x')")
+    install("second", f"{IMPORTS}EXTENSION = Extension(name='first', about='x')")
+    (tmp_path / "second-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{extension.GROUP}]\nfirst = second:EXTENSION"
+    )
+    with pytest.raises(StartupError, match=r"the packages (first and second|second and first) both offer .*'first'"):
+        extension.extensions()
+
+
+@pytest.mark.parametrize(
+    ("what", "used"),
+    [
+        ("check", config),
+        ("plan", lambda: planned_processes(RunConfig())),
+        ("access", lambda: extension.access_of(scope_of(RunConfig()))),
+        ("announce", lambda: describe_extensions(RunConfig())),
+    ],
+)
+@pytest.mark.parametrize("fails", ["raise KeyError('plum')", "yield int('plum')"])
+def test_a_function_that_fails_is_named_with_its_package(
+    install: Callable[[str, str], None], what: str, used: Callable[[], object], fails: str
+) -> None:
+    source = f"def fail(given):\n    {fails}\nEXTENSION = Extension(name='rotten', about='x', {what}='rotten:fail')"
+    install("rotten", f"{IMPORTS}{source}")
+    with pytest.raises(StartupError, match=rf"`{what}` of the extension 'rotten' of rotten failed .*rotten.py:\d+"):
+        used()
+
+
+def test_doctor_goes_on_where_an_extension_fails(
+    install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "binary", lambda _config: ok("nats-server", "not looked for"))
+    source = (
+        "def look(config):\n    raise OSError\nEXTENSION = Extension(name='rotten', about='x', doctor='rotten:look')"
+    )
+    install("rotten", f"{IMPORTS}{source}")
+    (found,) = [one for one in check_machine(RunConfig()) if one.check == "extensions"]
+    assert "`doctor` of the extension 'rotten' of rotten failed (OSError" in found.text
+
+
+def test_permissions_of_other_services_are_refused(install: Callable[[str, str], None]) -> None:
+    source = "def rows(scope):\n    return {'trainer': None}\n"
+    install("sly", f"{IMPORTS}{source}EXTENSION = Extension(name='sly', about='x', access='sly:rows')")
+    with pytest.raises(StartupError, match="'sly' gives permissions to 'trainer', which is no service that it adds"):
+        extension.access_of(scope_of(RunConfig()))
+
+
+def test_a_run_without_its_settings_does_not_need_it(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("plums", WHOLE)
+    assert "plums" not in to_toml(config())
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config(**{"training.plums": 5})))
+    assert load(extended.run_config_type(), file=file).config == config(**{"training.plums": 5})
+
+
+def test_services_of_extensions_are_not_forked(install: Callable[[str, str], None]) -> None:
+    install("plums", WHOLE)
+    assert "shaker" in services()
+    assert {name for names in PRELOADED.values() for name in names} == set(CORE)
+
+
+def test_a_command_may_be_in_a_module_without_a_dot(
+    install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("plums", "def shake() -> None:\n    print('plums fall')")
+    load_command(command_of("plums:shake [extra]")).main(args=[], standalone_mode=False)
+    assert capsys.readouterr().out == "plums fall\n"
+
+
+@pytest.mark.parametrize("place", ["no_such_module:shake", "plums:nothing", "plums:TREES"])
+def test_a_command_that_cannot_be_loaded_is_named_with_its_package(
+    install: Callable[[str, str], None], place: str
+) -> None:
+    install("plums", "TREES = 3")
+    with pytest.raises(StartupError, match=r"the command 'shake' of .* cannot be loaded .*; install another version"):
+        load_command(command_of(place))
+
+
 async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[str, str], None], lab: Any) -> None:
     install("plums", WHOLE)
     assert environment_kinds()["plums"] == "plums:Plums"
@@ -143,6 +259,22 @@ async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[
     assert "plum-engine" in needed_extras(with_engine)
     await run_inference(Service(lab.bus, "inference", "r"), with_engine, "policy")
     assert sys.modules["plums"].served == [("policy", "m")]
+
+
+def test_descriptions_are_read_where_python_knows_no_source_of_a_made_class(
+    install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_written_classes(kind: type) -> str:  # as inspect.getsource of Python 3.13
+        if "DESCRIPTIONS" in vars(kind):
+            raise OSError("source code not available")
+        return getsource(kind)
+
+    install("plums", WHOLE)
+    getsource = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", of_written_classes)
+    described = field_descriptions(extended.training_config_type())
+    assert described["plums"] == "Plums. Default 3."
+    assert described["steps"].startswith("Optimizer steps")
 
 
 def test_its_settings_are_checked_as_all_others(install: Callable[[str, str], None], tmp_path: Path) -> None:

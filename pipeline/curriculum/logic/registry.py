@@ -7,7 +7,7 @@ from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import added, with_added
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of", "strategy_names"]
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 def strategy_names() -> tuple[str, ...]:
     """Return the names of all strategies, those of extensions too."""
-    return (*STRATEGIES, *added("strategies"))
+    return tuple(with_added("strategies", STRATEGIES))
 
 
 def name_of(class_name: str) -> str:

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodeParams, CodePath
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import with_added
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig", "estimator_names"]
@@ -20,7 +20,7 @@ SHAPEABLE = ("centred", "dr_grpo", "rloo", "opo", "grpo")
 
 def estimator_names() -> tuple[str, ...]:
     """Return the names of all estimators, those of extensions too."""
-    return (*ESTIMATORS, *added("estimators"))
+    return tuple(with_added("estimators", dict.fromkeys(ESTIMATORS)))
 
 
 class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """Built-in raters, one a module; each loads only when an ensemble names it."""
 
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import with_added
 
 __all__ = ["rater_places", "shipped_raters"]
 
@@ -23,7 +23,7 @@ _BUILTIN = {
 
 def rater_places() -> dict[str, str]:
     """Return by name the `module:name` of each rater, those of extensions too."""
-    return {**_BUILTIN, **added("raters")}
+    return with_added("raters", _BUILTIN)
 
 
 def shipped_raters() -> dict[str, str]:
