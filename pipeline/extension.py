@@ -245,7 +245,9 @@ def with_added(what: str, own: Mapping[str, T]) -> dict[str, T]:
 
 
 def call_each(what: str, *given: Any) -> Iterator[Any]:
-    """Yield what the function returns that each extension names as `what`; of a generator, the list of its values.
+    """Call the function that each extension names as `what`, and yield what it returns.
+
+    Of a generator, that is the list of its values.
 
     Raises `StartupError` that names the extension where its function fails by an error that is none of this project's.
     """

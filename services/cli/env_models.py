@@ -144,7 +144,9 @@ def _environment(
         if settings is None:
             raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments)}")
         if settings.is_foreign:
-            raise ConfigError(f"environments.{name}: its kind is gateway, so its rollouts are generated elsewhere")
+            raise ConfigError(
+                f"environments.{name}: its kind is {settings.kind}, so its rollouts are generated elsewhere"
+            )
         found = _Environment(str(name), settings, config.scoring, config.chat_template)
     if max_new_tokens is None:
         return found

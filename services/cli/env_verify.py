@@ -71,9 +71,10 @@ def _config(
     config = options.config_with_environments()
     if name not in config.environments:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments)}")
-    if config.environments[name].is_foreign:
-        raise ConfigError(f"environments.{name}: its kind is gateway, so its prompts are made elsewhere")
-    return config, str(name)
+    settings = config.environments[name]
+    if settings.is_foreign:
+        raise ConfigError(f"environments.{name}: its kind is {settings.kind}, so its prompts are made elsewhere")
+    return config, name
 
 
 def _prompt_check(prompts: PolicyPrompts, name: str) -> Callable[[Environment], Awaitable[str]] | None:

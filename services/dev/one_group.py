@@ -27,7 +27,8 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.common.tokenizer_hash import probe_of
 from lachesis.pipeline.common.trainability import TrainerLimits
-from lachesis.pipeline.config.run import EvaluationConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.config.extended import training_config_type
+from lachesis.pipeline.config.run import EvaluationConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.stage import SingleGroup, run_environment
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
@@ -123,7 +124,7 @@ def _check_environment(config: RunConfig, name: str) -> None:
     if settings is None:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     if settings.is_foreign:
-        raise ConfigError(f"environments.{name}: its kind is gateway, so its rollouts are generated elsewhere")
+        raise ConfigError(f"environments.{name}: its kind is {settings.kind}, so its rollouts are generated elsewhere")
 
 
 def one_group_config(config: RunConfig, name: str) -> RunConfig:
@@ -154,7 +155,7 @@ def one_group_config(config: RunConfig, name: str) -> RunConfig:
             score_deadline_s=None,
         ),
         flow=msgspec.structs.replace(config.flow, lease_s=_LEASE_S),
-        training=TrainingConfig(
+        training=training_config_type()(
             name=config.training.name,
             learner=LearnerConfig(temperature=config.training.learner.temperature),
             inputs=config.training.inputs,
