@@ -93,8 +93,9 @@ class HeldSocket:
 class ServiceSpec:
     """One service. `stage`: `module:function`, of a module in full.
 
-    `phase`: services of a lower one are ready before those of a higher one start, and stop after them. `extra`: what
-    has to be installed for it. `part`: the part it plays where none is named; None: it has no parts.
+    `phase`: services of a lower one are ready before those of a higher one start, and stop after them. `extra`: the
+    extra of this distribution that it needs; another package requires what its own need. `part`: the part it plays
+    where none is named; None: it has no parts.
     """
 
     name: str

@@ -133,6 +133,11 @@ def load_command(command: Command) -> Any:
     if command.package is None:
         module, _, name = command.target.partition(":")
         return _as_typer_runs(command, getattr(importlib.import_module(f"lachesis.services.cli.{module}"), name))
+    packages = [_package_of(point) for point in entry_points(group=GROUP, name=command.name)]
+    if len(packages) > 1:
+        raise StartupError(
+            f"the packages {' and '.join(packages)} both add the command {command.name!r}: uninstall one"
+        )
     try:
         return _as_typer_runs(command, command.package.load())
     except Exception as error:  # foreign code: whatever it raises, the package is named

@@ -233,6 +233,15 @@ def test_a_command_may_be_in_a_module_without_a_dot(
     assert capsys.readouterr().out == "plums fall\n"
 
 
+def test_a_command_of_two_packages_is_refused(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    for name in ("plums", "pears"):
+        install(name, "def shake() -> None: ...")
+        entries = f"[lachesis.commands]\nshake = {name}:shake\n"
+        (tmp_path / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(entries)
+    with pytest.raises(StartupError, match=r"(plums and pears|pears and plums) both add the command 'shake'"):
+        load_command(command_of("plums:shake"))
+
+
 @pytest.mark.parametrize("place", ["no_such_module:shake", "plums:nothing", "plums:TREES"])
 def test_a_command_that_cannot_be_loaded_is_named_with_its_package(
     install: Callable[[str, str], None], place: str
