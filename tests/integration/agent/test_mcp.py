@@ -233,7 +233,7 @@ async def test_nobody_reaches_a_tool_without_the_token_or_by_another_name(folder
     assert (folder / "state/lachesis/mcp.token").stat().st_mode & 0o077 == 0
 
 
-STUB = Path(__file__).parents[2] / "unit" / "environment" / "atropos" / "stub"
+STUB = Path(__file__).parents[2] / "unit" / "extensions" / "atropos" / "native" / "stub"
 CLASSES = Path(__file__).parent / "atropos"
 
 
