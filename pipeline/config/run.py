@@ -211,6 +211,10 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "one of them out"
             )
 
+    def without_extensions(self) -> "TrainingConfig":
+        """Return the pipeline's own of these settings, for a rank whose installation may lack an extension."""
+        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__struct_fields__})
+
     @property
     def reads(self) -> TrainerReads:
         """Name what the trainer reads in addition to text tokens."""

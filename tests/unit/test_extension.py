@@ -6,24 +6,29 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import anyio.to_process
+import msgspec
 import pytest
+from unit.test_ways_to_code import named, structs
 
 from lachesis.pipeline import extension
+from lachesis.pipeline.bus.config import Connection, ConnectionConfig
 from lachesis.pipeline.common.doctor_finding import ok
 from lachesis.pipeline.config import extended
 from lachesis.pipeline.config.load import field_descriptions, load, settings
-from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy, strategy_names
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.errors import StartupError
+from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig, estimator_names
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
@@ -311,6 +316,30 @@ def test_a_promotion_brings_in_no_rater_of_another_package(install: Callable[[st
 async def test_a_configuration_goes_to_a_worker_process_and_comes_back_the_same() -> None:
     given = config(**{"gateway.port": 1, "environments.e.kind": "steps", "inference.policy.kind": "vllm"})
     assert await anyio.to_process.run_sync(copy.copy, given) == given
+
+
+def test_a_worker_of_a_replay_gets_the_settings_of_extensions() -> None:
+    given = config(**{"gateway.port": 1, "training.tensorboard": True, "environments.e.kind": "steps"})
+    connection = Connection(ConnectionConfig(url="nats://127.0.0.1:1"), None)
+    sent = msgspec.msgpack.encode(WorkerStart.of(given, {}, connection, []))
+    assert msgspec.msgpack.decode(sent, type=WorkerStart).run_config == given
+
+
+def test_a_rank_gets_the_pipelines_own_settings_of_the_trainer() -> None:
+    training = config(**{"training.tensorboard": True, "training.steps": 7}).training
+    sent = msgspec.msgpack.encode(training.without_extensions())
+    assert msgspec.msgpack.decode(sent, type=TrainingConfig).steps == 7
+
+
+@pytest.mark.costly
+def test_no_message_holds_a_configuration_to_which_extensions_add() -> None:
+    extended_kinds = {RunConfig, EnvironmentConfig, InferenceConfig, TrainingConfig}
+    holders = {
+        named(kind)
+        for kind in structs()
+        if not issubclass(kind, tuple(extended_kinds)) and extended_kinds & set(get_type_hints(kind).values())
+    }
+    assert holders == {"pipeline.trainer.ranks.join.RankStart"}, "it sends what `without_extensions` returns"
 
 
 def test_without_it_all_is_as_before() -> None:

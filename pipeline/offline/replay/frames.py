@@ -3,13 +3,14 @@
 Nothing of it is stored or read by another build: a worker runs the files of the replay that started it.
 """
 
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import anyio
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.config import Connection
+from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.replay.scoring import ScoreOrReason
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
@@ -29,13 +30,28 @@ _LENGTH_BYTES = 4
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a worker: what it judges with, and where. `path`: the folders in which the replay finds
-    modules; `ensembles`: the digests of what judges each environment."""
+    """The first message to a worker: what it judges with, and where.
 
-    config: RunConfig
+    `config`: the configuration, encoded. `path`: the folders in which the replay finds modules. `ensembles`: the
+    digests of what judges each environment.
+    """
+
+    config: msgspec.Raw
     ensembles: dict[str, str]
     connection: Connection
     path: list[str]
+
+    @classmethod
+    def of(cls, config: RunConfig, ensembles: dict[str, str], connection: Connection, path: list[str]) -> Self:
+        """Return the message that hands a configuration over."""
+        return cls(
+            config=msgspec.Raw(msgspec.msgpack.encode(config)), ensembles=ensembles, connection=connection, path=path
+        )
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The configuration, with the settings of extensions."""
+        return msgspec.msgpack.decode(self.config, type=run_config_type())
 
 
 class RolloutBlock(msgspec.Struct, frozen=True):

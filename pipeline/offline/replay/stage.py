@@ -325,7 +325,7 @@ class _Replay:
         if connection is None or self._pace.workers == 1 or self.finished:
             yield None
             return
-        start = WorkerStart(
+        start = WorkerStart.of(
             config=self._config,
             ensembles={env: scorer.digest for env, scorer in self._judge.scorers.items()},
             connection=connection,

@@ -91,7 +91,7 @@ async def _work(stdin_fd: int, out: BinaryIO) -> None:
             return
         server, token = start.connection
         try:
-            judge, run = _score_rollouts(start), start.config.run
+            judge, run = _score_rollouts(start), start.run_config.run
             async with (
                 await connect(run=run, name=f"{run}.replay", config=server, token=token) as bus,
                 background() as tasks,
@@ -107,7 +107,7 @@ async def _work(stdin_fd: int, out: BinaryIO) -> None:
 
 def _score_rollouts(start: WorkerStart) -> ReplayScorer:
     sys.path[:] = start.path
-    judge = ReplayScorer(start.config, start.ensembles, retrying)
+    judge = ReplayScorer(start.run_config, start.ensembles, retrying)
     for env, scorer in judge.scorers.items():
         if scorer.digest != start.ensembles[env]:
             raise ConfigError(f"environment {env}: its raters changed while the replay was started; start it again")

@@ -78,7 +78,7 @@ def rank_start(
     config = policy.model.config
     return RankStart(
         run=run,
-        training=training,
+        training=training.without_extensions(),
         model=config.to_json_string(use_diff=False),
         attention=config._attn_implementation,  # noqa: SLF001 - the one in force, which the file does not hold
         seed=seed,
