@@ -319,14 +319,14 @@ async def test_a_configuration_goes_to_a_worker_process_and_comes_back_the_same(
 
 
 def test_a_worker_of_a_replay_gets_the_settings_of_extensions() -> None:
-    given = config(**{"gateway.port": 1, "training.tensorboard": True, "environments.e.kind": "steps"})
+    given = config(**{"gateway.port": 1, "training.tensorboard": "true", "environments.e.kind": "steps"})
     connection = Connection(ConnectionConfig(url="nats://127.0.0.1:1"), None)
     sent = msgspec.msgpack.encode(WorkerStart.of(given, {}, connection, []))
     assert msgspec.msgpack.decode(sent, type=WorkerStart).run_config == given
 
 
 def test_a_rank_gets_the_pipelines_own_settings_of_the_trainer() -> None:
-    training = config(**{"training.tensorboard": True, "training.steps": 7}).training
+    training = config(**{"training.tensorboard": "true", "training.steps": 7}).training
     sent = msgspec.msgpack.encode(training.without_extensions())
     assert msgspec.msgpack.decode(sent, type=TrainingConfig).steps == 7
 
