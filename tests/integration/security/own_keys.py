@@ -25,9 +25,10 @@ from integration.audit import audit
 from integration.harness import CONFIG, RUN, SUMS, Run
 from integration.security.secured import Secured, auth_init
 
-from lachesis.pipeline.access import OBSERVER, OPERATOR, Access, Scope, access_table
+from lachesis.pipeline.access import OBSERVER, OPERATOR, Access, Scope
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.errors import NotFoundError
+from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry
 from lachesis.schemas import subjects
@@ -194,7 +195,7 @@ async def main(identities: list[str], folder: Path) -> None:
     authorized = CONFIG.format(sums=SUMS, steps=STEPS) + '[environments.far]\nkind = "gateway"\n'
     auth_init(folder / "server", "--run", RUN, config=authorized)
     scope = Scope(run=RUN, revision="live", trainer="main", environments=("sums", "far"), foreign=("far",))
-    table = access_table(scope)
+    table = access_of(scope)
     async with Secured(folder / "server", RUN, tls=False) as server:
         run = Run(folder / "run", STEPS, server)
         run.config.write_text(run.config.read_text() + '[environments.far]\nkind = "gateway"\n[gateway]\nport = 0\n')
