@@ -1,10 +1,10 @@
 # ruff: noqa: INP001 - a script, no package
 """Deletes the extensions from a copy of the tree, and finds that all else still works.
 
-Run by `make lint`; `make lint EXTENSIONS_ARGS=--tests` runs the unit tests there, too. No extension imports another one (a
-contract of import-linter), so a copy without any shows what copies without one of them would show: types, contracts,
-and with `--tests` the tests of `make unit`. What is cheap is done without each in turn: the commands, and `lachesis
-doctor`.
+Run by `make lint`; `make lint EXTENSIONS_ARGS=--tests` runs the unit tests there, too. No extension imports another
+one (a contract of import-linter), so a copy without any shows what copies without one of them would show: types,
+contracts, and with `--tests` the tests of `make unit`. What is cheap is done without each in turn: the commands, and
+`lachesis doctor`.
 `--keep FOLDER` leaves the copy without any there.
 """
 
