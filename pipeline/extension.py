@@ -38,6 +38,7 @@ __all__ = [
     "call_each",
     "extensions",
     "load_place",
+    "wanted_trackers",
     "with_added",
 ]
 
@@ -243,6 +244,11 @@ def with_added(what: str, own: Mapping[str, T]) -> dict[str, T]:
                 f"{_mend(_package_of(one.name))}"
             )
     return {**own, **added(what)}
+
+
+def wanted_trackers(config: Any) -> dict[str, TrackerSpec]:
+    """Return by setting the trackers that the configuration of a run wants."""
+    return {setting: spec for setting, spec in added("trackers").items() if spec.is_wanted(config)}
 
 
 def call_each(what: str, *given: Any) -> Iterator[Any]:

@@ -6,14 +6,13 @@ Stages are named, not imported, so that a machine that runs environments needs n
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Awaitable, Callable
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extension import ServiceSpec, with_added
+from lachesis.pipeline.extension import ServiceSpec, load_place, with_added
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError
 
@@ -124,9 +123,8 @@ def load_stage(spec: ServiceSpec) -> Stage:
 
     Raises `StartupError`, which names the extra to install, when a package is missing.
     """
-    module, _, function = spec.stage.partition(":")
     try:
-        run = getattr(importlib.import_module(module), function)
+        run = load_place(spec.stage)
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise

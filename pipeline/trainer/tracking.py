@@ -18,7 +18,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import open_regular_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.extension import added, load_place
+from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracker import Outbox, Tracker
@@ -143,8 +143,8 @@ def open_trackers(config: RunConfig, name: str | None = None, *, only: str | Non
 
     `name` is the run's name in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
     """
-    for setting, spec in added("trackers").items():
-        if only in {None, setting} and spec.is_wanted(config):
+    for setting, spec in wanted_trackers(config).items():
+        if only in {None, setting}:
             yield load_place(spec.open)(config, name or config.run)
 
 

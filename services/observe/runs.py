@@ -16,7 +16,7 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extension import added, load_place
+from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
@@ -251,5 +251,7 @@ def _environments(figures: Mapping[str, float], standing: str) -> list[str]:
 
 def _trackers(config: RunConfig) -> dict[str, str]:
     """Return where each tracker of the run has its figures, by the tracker's name."""
-    wanted = {setting: spec for setting, spec in added("trackers").items() if spec.is_wanted(config)}
-    return {setting.rpartition(".")[2]: str(load_place(spec.place)(config)) for setting, spec in wanted.items()}
+    return {
+        setting.rpartition(".")[2]: str(load_place(spec.place)(config))
+        for setting, spec in wanted_trackers(config).items()
+    }

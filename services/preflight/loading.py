@@ -31,7 +31,7 @@ from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.errors import InfrastructureError, StartupError
-from lachesis.pipeline.extension import added, load_place
+from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
@@ -133,10 +133,9 @@ def _away(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield for each tracker of the run's trainer, and for its back end, the setting and what tries it."""
     if config.mode != "train":
         return
-    for setting, spec in added("trackers").items():
-        if spec.is_wanted(config):
-            yield setting, partial(_tracker, config, setting)
-    backend = added("trainers").get(config.training.backend)
+    for setting in wanted_trackers(config):
+        yield setting, partial(_tracker, config, setting)
+    backend = config.trains_elsewhere("trainer", "")
     if backend is not None and backend.tries is not None:
         yield f"training.{config.training.backend}", partial(_backend, config, backend.tries)
 

@@ -23,7 +23,7 @@ from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, war
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extension import added, call_each, load_place
+from lachesis.pipeline.extension import added, call_each, load_place, wanted_trackers
 from lachesis.pipeline.health.webhook import webhook_url
 from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
@@ -91,12 +91,11 @@ def needed_extras(config: RunConfig) -> set[str]:
 
 
 def _extras_of_parts(config: RunConfig) -> set[str]:
-    found = {spec.extra for spec in added("trackers").values() if spec.is_wanted(config)}
-    roles = [config.role(row.part) for row in planned_processes(config) if row.service == "inference"]
+    found, planned = {spec.extra for spec in wanted_trackers(config).values()}, planned_processes(config)
+    roles = [config.role(row.part) for row in planned if row.service == "inference"]
     # with an interpreter of its own, `interpreters` looks there
     found |= {role.spec.extra for role in roles if role.python is None and not role.spec.loads_here}
-    planned = {row.service for row in planned_processes(config)}
-    found |= {spec.extra for name, spec in added("services").items() if name in planned}
+    found |= {added("services")[row.service].extra for row in planned if row.service in added("services")}
     elsewhere = config.trains_elsewhere("trainer", "") if config.mode == "train" else None
     found |= {elsewhere.extra} if elsewhere is not None else set()
     return {extra for extra in found if extra is not None}

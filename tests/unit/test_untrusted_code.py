@@ -34,7 +34,6 @@ IMPORTERS = {
     "pipeline/scorer/runner.py",  # in a worker, the module of a rater that its scorer has loaded
     "pipeline/extension.py",  # what an installed extension names in its own value
     "services/cli/commands.py",  # a command out of a fixed table, or an entry point of an installed package
-    "services/registry.py",  # a service out of a table, and of those of installed extensions
     "src/lachesis/__init__.py",  # a name out of a fixed table
 }
 """Where modules are imported by a name that is not written in the file."""
