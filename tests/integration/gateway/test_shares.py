@@ -1,6 +1,7 @@
 """Environments that post flat out, more than the run can train on: batches hold the shares of `batching.mix`."""
 
 from collections import Counter
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -22,19 +23,23 @@ WORKERS, FULL_AFTER, BATCHES = 12, 6, 30
 
 
 class Case(NamedTuple):
-    """`samples` of the environments without four in a group; `slow` takes a while for each."""
+    """`samples` of the environments without four in a group; `slow` takes a while for each.
+
+    `step_s`: seconds that a step takes at least, so that even the slow one posts more than its share of them.
+    """
 
     weights: dict[str, int]
     batch_size: int
     samples: dict[str, int] = {}
     slow: str | None = None
+    step_s: float = 0.0
 
 
 @pytest.mark.parametrize(
     "case",
     [
         Case({"words": 1, "sums": 2, "code": 4}, 28),
-        Case({"words": 1, "sums": 3}, 32, slow="sums"),
+        Case({"words": 1, "sums": 3}, 32, slow="sums", step_s=0.3),
         Case({"words": 1, "sums": 10}, 44),
         Case({"words": 1, "sums": 1, "code": 1}, 48, {"sums": 8, "code": 16}),
     ],
@@ -43,10 +48,13 @@ class Case(NamedTuple):
 async def test_environments_that_post_flat_out_have_their_shares_of_the_batches(
     case: Case, nats_bus: NatsBus, nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The trainer takes no time, so all that is granted is soon trained: no wait of it evens the shares out."""
-    weights, batch_size, samples, slow = case
+    """Where the trainer takes no time, all that is granted is soon trained: no wait of it evens the shares out."""
+    weights, batch_size, samples, slow, step_s = case
     mix = f"{{ {', '.join(f'{env} = {weight}.0' for env, weight in weights.items())} }}"
-    world = World(nats_bus, nats_server, tmp_path, batch_size=batch_size, mix=mix, environments=list(weights))
+    step = partial(anyio.sleep, step_s)
+    world = World(
+        nats_bus, nats_server, tmp_path, batch_size=batch_size, mix=mix, environments=list(weights), before_step=step
+    )
     numbers = count()
     registered: list[str] = []
 
