@@ -53,7 +53,7 @@ def main() -> int:
 
 def copy_without(names: Sequence[str], target: Path) -> Path:
     """Copy what git knows to `target`, without these extensions and what names them on their behalf."""
-    places = [f"lachesis.pipeline.extensions.{name}" for name in names]
+    places = [f"pipeline.extensions.{name}" for name in names]
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for path in filter(None, listed.split("\0")):
         source = ROOT / path

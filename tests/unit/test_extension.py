@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import anyio.to_process
 import msgspec
 import pytest
-from unit.test_ways_to_code import named, structs
+from every_struct import named, structs
 
 from lachesis.pipeline import extension
 from lachesis.pipeline.bus.config import Connection, ConnectionConfig
@@ -318,6 +318,7 @@ async def test_a_configuration_goes_to_a_worker_process_and_comes_back_the_same(
     assert await anyio.to_process.run_sync(copy.copy, given) == given
 
 
+@pytest.mark.extension
 def test_a_worker_of_a_replay_gets_the_settings_of_extensions() -> None:
     given = config(**{"gateway.port": 1, "training.tensorboard": "true", "environments.e.kind": "steps"})
     connection = Connection(ConnectionConfig(url="nats://127.0.0.1:1"), None)
@@ -325,6 +326,7 @@ def test_a_worker_of_a_replay_gets_the_settings_of_extensions() -> None:
     assert msgspec.msgpack.decode(sent, type=WorkerStart).run_config == given
 
 
+@pytest.mark.extension
 def test_a_rank_gets_the_pipelines_own_settings_of_the_trainer() -> None:
     training = config(**{"training.tensorboard": "true", "training.steps": 7}).training
     sent = msgspec.msgpack.encode(training.without_extensions())

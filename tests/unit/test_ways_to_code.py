@@ -7,16 +7,14 @@ state, checkpoint or folder into the loader fails here until somebody writes dow
 import ast
 import contextlib
 import dataclasses
-import importlib
-import pkgutil
 import types
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from every_struct import named, structs
 from fuzz.targets import control, gateway, state, wire
 
 import lachesis.pipeline
@@ -28,8 +26,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 
 pytestmark = pytest.mark.costly
 
-LACKING = {"lachesis.pipeline.inference.vllm_worker", "lachesis.pipeline.model.picked_kernels"}
-"""Modules that need vLLM and triton; neither decodes a struct of its own."""
 FREE_FIELDS = {
     "schemas.promotion.RewardSettings": "scorer.promoted and promotion.record admit what a configuration names",
     "schemas.replay.RevisionRecord": "compared with a configuration, never loaded",
@@ -81,7 +77,6 @@ LOADERS = {
     "pipeline/tasks/packed_files.py": "pyarrow",
     "pipeline/tasks/rows.py": "readers of data sets, by constant names",
     "services/cli/commands.py": "the commands of the table",
-    "services/registry.py": "the services of the table",
 }
 """Files that import by a name that is computed, and where the name comes from."""
 BY_NAME = {
@@ -92,23 +87,6 @@ BY_NAME = {
 }
 """Files that call the loader for an attribute."""
 ROOT = Path(lachesis.schemas.__file__).parents[1]
-
-
-@cache
-def structs() -> frozenset[type[msgspec.Struct]]:
-    """Return every struct of the package."""
-    for package in (lachesis.schemas, lachesis.pipeline, lachesis.services):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name not in LACKING:
-                importlib.import_module(module.name)
-    found: set[type[msgspec.Struct]] = set()
-    ahead = list(msgspec.Struct.__subclasses__())
-    while ahead:
-        kind = ahead.pop()
-        ahead += kind.__subclasses__()
-        if kind.__module__.startswith("lachesis."):
-            found.add(kind)
-    return frozenset(found)
 
 
 def parts(kind: Any, seen: set[type]) -> None:
@@ -129,10 +107,6 @@ def is_free(hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType, list, tuple, set, frozenset, Annotated):
         return any(map(is_free, get_args(hint)))
     return hint in (Any, object, dict, list, msgspec.Raw) or (get_origin(hint) is dict and is_free(get_args(hint)[1]))
-
-
-def named(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("lachesis.")
 
 
 def test_every_struct_that_holds_values_of_any_kind_is_known() -> None:
