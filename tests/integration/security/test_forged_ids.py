@@ -7,6 +7,7 @@ import anyio
 import pytest
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
+from nats.aio.client import Client
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus import consumer_pull
@@ -32,10 +33,14 @@ async def server(tmp_path: Path, streams_config: StreamsConfig) -> AsyncIterator
         yield made
 
 
+async def forge(client: Client, data: bytes, msg_id: str | None = None) -> None:
+    """Publish a dead letter with the key of `client`, and wait until the stream holds it."""
+    await client.jetstream().publish(DEAD, data, timeout=30, headers={MSG_ID_HEADER: msg_id} if msg_id else None)
+
+
 async def test_an_id_that_another_key_used_before_is_not_taken_for_stored(server: Secured) -> None:
     async with server.client("scorer") as scorer, await server.bus("curriculum") as bus:
-        await scorer.publish(DEAD, b"forged", headers={MSG_ID_HEADER: "the next one"})
-        await scorer.flush(30)
+        await forge(scorer, b"forged", "the next one")
         with pytest.raises(FencedError, match="another key of the stream has used up the id of this commit"):
             await bus.commit(SUBJECT, b"mine", expected=0, msg_id="the next one")
         assert await bus.last(subjects.EVENTS, SUBJECT) is None
@@ -51,8 +56,7 @@ async def test_commits_go_on_whatever_ids_others_use_up(server: Secured) -> None
         )  # fmt: skip
         for index in range(4):
             for name in (f"commit.{SUBJECT}.1-ab.{index}", f"state.{STATE}.1-ab.{index}"):
-                await scorer.publish(DEAD, b"forged", headers={MSG_ID_HEADER: name})
-        await scorer.flush(30)
+                await forge(scorer, b"forged", name)
         for index in range(4):
             event = CurriculumEvent(
                 run="one", env="words", revision="live", strategy="s", snapshot_id="i",
@@ -75,8 +79,7 @@ async def test_an_empty_message_holds_up_no_reader(server: Secured, monkeypatch:
     async with server.client("scorer") as scorer, await server.bus(OBSERVER) as observer:
         for _ in range(3):
             for data in (b"before", b"", b"after"):
-                await scorer.publish(DEAD, data)
-        await scorer.flush(30)
+                await forge(scorer, data)
         with anyio.fail_after(60):
             async with observer.read(subjects.EVENTS, [DEAD], follow=False) as messages:
                 found = [message.data async for message in messages]
