@@ -45,12 +45,14 @@ class TrainerLimits(NamedTuple):
 
     `reads`: what it reads in addition to text tokens. None: whole groups, as a trainer of one's own may, with rewards
     of turns too. `temperature`: what it divides logits by; None: not known, so how a group was sampled is not compared.
+    `truncated`: whether it trains on samples that were cut off at their length limit.
     """
 
     tokenizer_hash: str | None = None
     vocabulary: int | None = None
     reads: TrainerReads | None = TEXT_ALONE
     temperature: float | None = None
+    truncated: bool = True
 
     @classmethod
     def of(

@@ -32,7 +32,7 @@ PositiveInt = Annotated[int, Meta(gt=0)]
 _RATE_TIMES_ROOT = 0.2
 """Learning rate times the root of the trainable parameters. Measured: 3e-4 suits the demo's 0.45 million, and 2e-5 the
 135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
-_CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dppo": (0.0, 0.0)}
+_CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "sapo": (0.0, 0.0), "dppo": (0.0, 0.0)}
 """Clip distances below and above by objective."""
 MODEL_INPUTS: dict[str, tuple[frozenset[str], bool]] = {
     "routed_experts": (frozenset({"routed_experts"}), False),
@@ -55,21 +55,26 @@ _DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {
 
 
 class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy-gradient loss; `training/loss.py` has the formulas."""
+    """The policy-gradient loss; `trainer/loss.py` has the formulas."""
 
-    objective: Literal["ppo", "gspo", "cispo", "dppo"] = "ppo"
+    objective: Literal["ppo", "gspo", "cispo", "sapo", "dppo"] = "ppo"
     """ppo: clipped ratios of tokens (GRPO, DAPO). gspo: clipped ratios of sequences. cispo: the clipped ratio only
-    weights the gradient, so no token loses its own. dppo: a bound on how far probabilities move instead of a clip.
-    Default ppo."""
+    weights the gradient, so no token loses its own. sapo: a smooth gate instead of a clip. dppo: a bound on how far
+    probabilities move instead of a clip. Default ppo."""
     clip_low: Positive | None = None
     """Lower clip distance of the importance ratio: it is clipped at 1 - clip_low. Default None: 0.2 for ppo, 3e-4 for
-    gspo, 1 (no lower clip) for cispo. dppo clips nothing."""
+    gspo, 1 (no lower clip) for cispo. sapo and dppo clip nothing."""
     clip_high: Positive | None = None
     """Upper clip distance: the ratio is clipped at 1 + clip_high. Default None: 0.28 for ppo (clip-higher, DAPO), 4e-4
     for gspo, 4 for cispo (arXiv:2510.13786)."""
     dual_clip: Positive | None = 3.0
     """With ppo, for negative advantages, the surrogate is at least dual_clip * advantage. Above 1; None: off.
     Default 3."""
+    tau_positive: Positive = 1.0
+    """With sapo, how fast the gate closes where the advantage is positive, as the ratio leaves 1. Default 1."""
+    tau_negative: Positive = 1.05
+    """With sapo, the same for other advantages; above tau_positive, since a token that is made rarer lifts all others.
+    Default 1.05 (arXiv:2511.20347)."""
     divergence: Literal["tv", "kl"] = "tv"
     """With dppo, what max_divergence bounds: total variation or KL, of the sampled token against all others. Default
     tv."""
@@ -88,9 +93,21 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     they are left out, with either anchor. Default truncate."""
     sequence_cap: Positive | None = None
     """A sequence whose product of w exceeds it is left out. Default None; 3 is usual."""
-    aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    geometric_floor: Positive | None = None
+    """A sequence whose geometric mean of w is below it is left out: however long a sequence is, the bound is the same
+    (geometric sequence masking). Default None; 0.99 is usual."""
+    geometric_cap: Positive | None = None
+    """A sequence whose geometric mean of w exceeds it is left out. Default None; 1.01 is usual."""
+    off_policy_threshold: Positive | None = None
+    """Off-policy sequence masking (DeepSeek-V3.2): tokens with a negative advantage are left out where the mean over
+    their sequence of logprob_rollout - logprob_train exceeds it, nats a token. Default None; 0.05 to 0.5 is usual."""
+    mask_truncated: bool = False
+    """Leave out samples that were cut off at their length limit; their rewards still count in their group's (DAPO's
+    overlong filtering). Default false: a policy that runs into the limit learns that it is not paid for it."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     """token_mean: sum over trainable tokens / their number (DAPO). sequence_mean: the mean over sequences of their
-    means (GRPO, GSPO). constant_length: / (sequences * constant_length) (Dr.GRPO, no length bias)."""
+    means (GRPO, GSPO). constant_length: / (sequences * constant_length) (Dr.GRPO, no length bias). Default None:
+    sequence_mean for gspo, as its paper has it, else token_mean."""
     constant_length: PositiveInt = 16
     """Tokens each sequence counts as under aggregation "constant_length". Default 16."""
     teacher_coef: Annotated[float, Meta(ge=0)] = 0.0
@@ -119,6 +136,20 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f'tis_floor is {self.tis_floor}, which needs outside = "mask".')
         if self.tis_floor is not None and self.tis_cap is not None and self.tis_floor >= self.tis_cap:
             raise ConfigError(f"tis_floor is {self.tis_floor}; it must be below tis_cap, {self.tis_cap}.")
+        floor, cap = self.geometric_floor, self.geometric_cap
+        if floor is not None and cap is not None and floor >= cap:
+            raise ConfigError(f"geometric_floor is {floor}; it must be below geometric_cap, {cap}.")
+
+    @property
+    def averaging(self) -> Literal["token_mean", "sequence_mean", "constant_length"]:
+        """The aggregation in force."""
+        return self.aggregation or ("sequence_mean" if self.objective == "gspo" else "token_mean")
+
+    @property
+    def masks_sequences(self) -> bool:
+        """Whether tokens are left out by what their whole sequence is like."""
+        bounds = (self.sequence_cap, self.geometric_floor, self.geometric_cap, self.off_policy_threshold)
+        return any(bound is not None for bound in bounds)
 
     @property
     def low(self) -> float:
@@ -151,7 +182,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the peak that the rate falls to under schedule "linear" or "cosine". Default 0.1."""
     max_step_kl: Positive | None = 0.1
     """Bound on KL(before || after) of one optimizer step, nats a token, measured on some of its own tokens by one more
-    forward pass: `training/step_size.py` says on which. A step beyond it is too large for the model: see
+    forward pass: `trainer/step_size.py` says on which. A step beyond it is too large for the model: see
     on_large_step. Default 0.1; None: not measured."""
     step_kl_every: PositiveInt = 3
     """Where the bound only warns, every so many steps are measured; so are the first ten of a run, and steps after one

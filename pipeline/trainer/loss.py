@@ -7,14 +7,21 @@ Of one token with advantage A, rho = pi / pi_anchor and w = pi / pi_rollout, the
     gspo   the same with the sequence's ratio exp(mean log rho), whose gradient each token shares, and no dual clip
            (arXiv:2507.18071, its token-wise form)
     cispo  S = clip(rho, 1 - clip_low, 1 + clip_high) * A * log pi, the ratio without gradient (arXiv:2506.13585)
+    sapo   S = 4 / tau * sigmoid(tau * (rho - 1)) * A, a gate in place of the clip, whose slope is 1 where rho is 1; tau
+           is tau_positive where A > 0 and tau_negative elsewhere (arXiv:2511.20347)
     dppo   S = rho * A, or 0 where the token is beyond the trust region and A would move it further: A * (rho - 1) > 0
            and the divergence of (pi, 1 - pi) from (pi_rollout, 1 - pi_rollout) exceeds max_divergence
            (arXiv:2602.04879, binary total variation or binary KL)
 
 Engine and trainer differ by w. Under the proximal anchor S is weighted by it: truncated importance sampling takes
 min(w, tis_cap). With `outside = "mask"` tokens beyond [tis_floor, tis_cap] give nothing: masked importance sampling,
-IcePop where there is a floor (arXiv:2510.18855). A sequence whose product of w exceeds sequence_cap
-gives nothing.
+IcePop where there is a floor (arXiv:2510.18855). Three masks leave out tokens by their whole sequence, in which w_mean
+is the geometric mean of w over its trained tokens, exp(mean log w):
+
+    sequence_cap           all, if the product of w exceeds it
+    geometric_floor, _cap  all, if w_mean is beyond them (geometric sequence masking)
+    off_policy_threshold   those with A < 0, if -log w_mean exceeds it: what the policy has moved away from anyway is
+                           not pushed further (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, equation 9)
 
 Two terms lower the advantage, both without gradient: teacher_coef * (log pi - log pi_teacher), on-policy distillation,
 and under kl_estimator = "k1" kl_coef * (log pi - log pi_reference). Under "k3" the loss gains kl_coef times
@@ -127,9 +134,9 @@ class LossMetrics(NamedTuple):
 def loss_denominator(batch: PackedBatch, config: LossConfig, ranks: Ranks = ALONE) -> int:
     """Return what the summed token losses of a whole batch, over all ranks, are divided by: at least 1."""
     counted = batch.trainable_tokens
-    if config.aggregation == "constant_length":
+    if config.averaging == "constant_length":
         counted = batch.sequences * config.constant_length
-    if config.aggregation == "sequence_mean":
+    if config.averaging == "sequence_mean":
         counted = int(batch.mask_BT.any(dim=1).sum())
     return max(1, int(ranks.sum([counted])[0]))
 
@@ -173,7 +180,7 @@ def policy_loss(
     log_ratio_BT = _log_ratio(logprobs_BT - anchor_BT, mask_BT, config)
     ratio_BT = log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     surrogate_BT, cut_BT = _surrogate(ratio_BT, logprobs_BT, advantages_BT, batch.logprobs_BT, config)
-    kept_BT = _agreeing(mismatch_BT, mask_BT, config)
+    kept_BT = _agreeing(mismatch_BT, advantages_BT, mask_BT, config)
     weight_BT = _weight(mismatch_BT, config)
     token_loss_BT = -surrogate_BT * weight_BT * kept_BT
     if config.kl_estimator == "k3" and reference_BT is not None:
@@ -261,6 +268,10 @@ def _surrogate(
         beyond_BT = _binary_divergence(logprobs_BT.detach(), rollout_BT, config) > config.max_divergence
         cut_BT = beyond_BT & (advantages_BT * (logprobs_BT.detach() - rollout_BT) > 0)
         return torch.where(cut_BT, 0.0, plain_BT), cut_BT
+    if config.objective == "sapo":
+        tau_BT = torch.where(advantages_BT > 0, config.tau_positive, config.tau_negative)
+        gate_BT = 4 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1))
+        return gate_BT * advantages_BT, torch.zeros_like(gate_BT, dtype=torch.bool)
     clipped_BT = ratio_BT.clamp(low, high) * advantages_BT
     surrogate_BT = torch.minimum(plain_BT, clipped_BT)
     cut_BT = clipped_BT < plain_BT
@@ -281,7 +292,9 @@ def _binary_divergence(logprobs_BT: torch.Tensor, rollout_BT: torch.Tensor, conf
     return mu_BT * (mu_BT / pi_BT).log() + (1 - mu_BT) * ((1 - mu_BT) / (1 - pi_BT)).log()
 
 
-def _agreeing(mismatch_BT: torch.Tensor, mask_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:
+def _agreeing(
+    mismatch_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor, config: LossConfig
+) -> torch.Tensor:
     """Return which tokens are kept, by how much engine and trainer differ in them and in their sequence."""
     kept_BT = torch.ones_like(mask_BT)
     if config.outside == "mask":
@@ -289,9 +302,18 @@ def _agreeing(mismatch_BT: torch.Tensor, mask_BT: torch.Tensor, config: LossConf
         kept_BT = kept_BT & (w_BT >= (config.tis_floor or 0.0))
         if config.tis_cap is not None:
             kept_BT = kept_BT & (w_BT <= config.tis_cap)
+    if not config.masks_sequences:
+        return kept_BT
+    log_product_B1 = torch.where(mask_BT, mismatch_BT, 0.0).sum(dim=1, keepdim=True)
+    log_mean_B1 = log_product_B1 / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
     if config.sequence_cap is not None:
-        of_sequence_B1 = torch.where(mask_BT, mismatch_BT, 0.0).sum(dim=1, keepdim=True)
-        kept_BT = kept_BT & (of_sequence_B1.clamp(max=LOG_RATIO_LIMIT).exp() <= config.sequence_cap)
+        kept_BT = kept_BT & (log_product_B1.clamp(max=LOG_RATIO_LIMIT).exp() <= config.sequence_cap)
+    if config.geometric_floor is not None:
+        kept_BT = kept_BT & (log_mean_B1.exp() >= config.geometric_floor)
+    if config.geometric_cap is not None:
+        kept_BT = kept_BT & (log_mean_B1.exp() <= config.geometric_cap)
+    if config.off_policy_threshold is not None:
+        kept_BT = kept_BT & ((advantages_BT >= 0) | (-log_mean_B1 <= config.off_policy_threshold))
     return kept_BT
 
 
@@ -305,7 +327,7 @@ def _weight(mismatch_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:
 
 def _share(mask_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:
     """Return the weight of each token in the sum: 0 off the mask, and under sequence_mean a share of its sequence."""
-    if config.aggregation != "sequence_mean":
+    if config.averaging != "sequence_mean":
         return mask_BT.float()
     return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
 

@@ -1,6 +1,7 @@
 """Turns a batch's groups into training sequences: tokens, advantages and teacher logprobs.
 
-Pure. A sample whose advantage is None, or that its environment excludes, is left out. Guarantees that a group which
+Pure. A sample whose advantage is None, or that its environment excludes, is left out; so is one that was cut off at its
+length limit, where the trainer does not train on these. Guarantees that a group which
 this trainer cannot use is left out with a reason and costs no other group of its batch; that the same groups give the
 same choice; and that the advantages of the other groups stay as they are.
 """
@@ -117,10 +118,13 @@ def training_sequences(
     prepared = None if inputs is None else inputs.prepare_group(group)
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
+    left_out = set(group.sequences.excluded_samples)
+    if not limits.truncated:
+        left_out |= {sample for sample, reason in enumerate(group.sequences.endings) if reason == "length"}
     found = []
     for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
         advantage = ref.advantages[sample]
-        if advantage is None or sample in group.sequences.excluded_samples or not sequence.loss_mask.any():
+        if advantage is None or sample in left_out or not sequence.loss_mask.any():
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
@@ -145,7 +149,8 @@ def training_sequences(
             raise DataError(f"sequence {i} {fault}")
         found.append(training)
     if not found:
-        raise DataError("no sample has both an advantage and a token to train on")
+        cut = "" if limits.truncated else "; samples cut off at their length limit are left out (loss.mask_truncated)"
+        raise DataError(f"no sample has both an advantage and a token to train on{cut}")
     return found
 
 

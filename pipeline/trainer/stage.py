@@ -206,6 +206,7 @@ class _Trainer:
             vocabulary_of(policy.model),
             config.training.reads,
             config.training.learner.temperature,
+            truncated=not config.training.learner.loss.mask_truncated,
         )
         self.feed = feed
         self.lineage = os.urandom(3).hex()

@@ -106,10 +106,15 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
             return False
         async with aclosing(feed.batches()) as batches:
             batch = await anext(batches)
+    settings = config.training.learner
     limits = TrainerLimits(
-        policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, config.training.learner.temperature
+        policy.tokenizer_hash,
+        vocabulary_of(policy.model),
+        config.training.reads,
+        settings.temperature,
+        truncated=not settings.loss.mask_truncated,
     )
-    learner = Learner(policy.model, config.training.learner)
+    learner = Learner(policy.model, settings)
     learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
     _, step, _ = train_soundly(learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0)
     console.print(

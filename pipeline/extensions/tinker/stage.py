@@ -196,7 +196,12 @@ class _Trainer:
             log.info("resumed from %s at step %d", path.name, found.step)
         steps = 0 if state is None else state.step
         await tracking.resume(steps)
-        limits = TrainerLimits(tokenizer_hash(tokenizer), len(tokenizer), temperature=config.trained_temperature)
+        limits = TrainerLimits(
+            tokenizer_hash(tokenizer),
+            len(tokenizer),
+            temperature=config.trained_temperature,
+            truncated=not config.training.learner.loss.mask_truncated,
+        )
         trainer = cls(
             service,
             config,

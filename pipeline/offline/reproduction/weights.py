@@ -206,8 +206,13 @@ class _Retraining:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
+            learner = self.learner.config
             limits = TrainerLimits(
-                policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads, self.learner.config.temperature
+                policy.tokenizer_hash,
+                vocabulary_of(policy.model),
+                self.settings.reads,
+                learner.temperature,
+                truncated=not learner.loss.mask_truncated,
             )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
             packed = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)

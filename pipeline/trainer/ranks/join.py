@@ -62,8 +62,13 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> TrainerLimits:
+        learner = self.training.learner
         return TrainerLimits(
-            self.tokenizer_hash, self.vocabulary, self.training.reads, self.training.learner.temperature
+            self.tokenizer_hash,
+            self.vocabulary,
+            self.training.reads,
+            learner.temperature,
+            truncated=not learner.loss.mask_truncated,
         )
 
     @property

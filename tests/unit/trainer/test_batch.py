@@ -13,8 +13,10 @@ from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
+from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.sequences import Sequences
 
 
 def sequence(length=4, prompt=2, **changes):
@@ -128,3 +130,34 @@ def test_an_advantage_beyond_the_tensors_costs_its_group(advantage):
                    advantages=[advantage] * plain.sequences.n_samples)  # fmt: skip
     with pytest.raises(DataError, match="advantage that are not finite"):
         training_sequences(ref, plain, None, TrainerLimits(plain.tokenizer_hash, reads=None))
+
+
+@pytest.mark.parametrize(
+    ("sample_index", "reasons", "kept"),
+    [
+        (None, ["stop", "length", "stop"], [0, 2]),
+        ([0, 0, 1], ["stop", "length", "stop"], [2]),  # the whole of a sample whose last sequence was cut off
+        ([0, 0, 1], ["length", "stop", "stop"], [0, 1, 2]),  # a turn that was cut off, in a sample that went on
+    ],
+)
+def test_samples_that_were_cut_off_are_left_out_where_the_trainer_says_so(sample_index, reasons, kept):
+    rows = 3
+    columns = Sequences(
+        offsets=as_bytes(np.arange(0, 4 * rows + 1, 4), "int32"),
+        tokens=as_bytes(np.ones(4 * rows), "int32"),
+        loss_mask=pack_mask(np.tile([False, True, True, True], rows)),
+        logprobs=as_bytes(np.full(4 * rows, -1.0), "float32"),
+        finish_reasons=reasons,
+        version_spans=[],
+        sample_index=sample_index,
+    )
+    plain = group().replace(sequences=columns)
+    ref = GroupRef(group=plain.id, seq=1, env="e", sequences=rows, tokens=12, policy_step=0,
+                   advantages=[1.0] * columns.n_samples)  # fmt: skip
+    all_of_them = training_sequences(ref, plain, None, TrainerLimits())
+    chosen = training_sequences(ref, plain, None, TrainerLimits(truncated=False))
+    assert [one.index for one in all_of_them] == [0, 1, 2]
+    assert [one.index for one in chosen] == kept
+    cut = plain.replace(sequences=replace(columns, finish_reasons=["length"] * rows))
+    with pytest.raises(DataError, match="cut off at their length limit"):
+        training_sequences(ref, cut, None, TrainerLimits(truncated=False))

@@ -35,7 +35,14 @@ CASES = {
     "ppo, entropy": {"entropy_coef": 0.1},
     "ppo, sequence mean": {"aggregation": "sequence_mean"},
     "ppo, constant length": {"aggregation": "constant_length", "constant_length": 7},
-    "gspo": {"objective": "gspo", "aggregation": "sequence_mean"},
+    "ppo, geometric mask": {"geometric_floor": 0.9, "geometric_cap": 1.05},
+    "ppo, off-policy mask": {"off_policy_threshold": 0.05},
+    "ppo, off-policy mask, teacher": {"off_policy_threshold": 0.05, "teacher_coef": 1.5},
+    "gspo": {"objective": "gspo"},
+    "gspo, token mean": {"objective": "gspo", "aggregation": "token_mean"},
+    "sapo": {"objective": "sapo"},
+    "sapo, sharp": {"objective": "sapo", "tau_positive": 3.0, "tau_negative": 5.0},
+    "sapo, proximal, truncated": {"objective": "sapo", "anchor": "proximal"},
     "gspo, wide": {"objective": "gspo", "clip_low": 0.3, "clip_high": 0.3},
     "cispo": {"objective": "cispo"},
     "cispo, narrow": {"objective": "cispo", "clip_low": 0.2, "clip_high": 0.2},
@@ -81,13 +88,13 @@ def a_batch(seed=0):
 def reference_loss(config, batch, now, entropy, reference, held):  # noqa: PLR0917
     """The loss, by the formulas. `now` [B][T] has the gradient; `held` is what stands under a stop-gradient."""
     total, lengths = 0.0, []
+    averaging = config.aggregation or ("sequence_mean" if config.objective == "gspo" else "token_mean")
     for b in range(batch.sequences):
         where = [t for t in range(int(batch.lengths_B[b])) if batch.mask_BT[b, t]]
         lengths.append(len(where))
         mu = {t: float(batch.logprobs_BT[b, t]) for t in where}
         w = {t: math.exp(held[b][t] - mu[t]) for t in where}
         anchor = mu if config.anchor == "rollout" else {t: held[b][t] for t in where}
-        of_sequence = math.prod(w.values())
         for t in where:
             advantage = float(batch.advantages_BT[b, t])
             if batch.teacher_mask_BT[b, t]:
@@ -105,21 +112,28 @@ def reference_loss(config, batch, now, entropy, reference, held):  # noqa: PLR09
                     value *= w[t]
                 elif config.tis_cap is not None:
                     value *= min(w[t], config.tis_cap)
-            masked = config.outside == "mask" and not (config.tis_floor or 0) <= w[t] <= config.tis_cap
-            if masked or (config.sequence_cap is not None and of_sequence > config.sequence_cap):
-                value = 0.0
-            loss = -value
+            loss = 0.0 if left_out(config, w[t], list(w.values()), advantage) else -value
             if config.kl_coef and config.kl_estimator == "k3":
                 r = math.exp(reference[b][t] - now[b][t])
                 loss += config.kl_coef * (r - 1 - math.log(r))
             loss -= config.entropy_coef * entropy[b][t]
-            total += loss / len(where) if config.aggregation == "sequence_mean" else loss
+            total += loss / len(where) if averaging == "sequence_mean" else loss
     divisor = {
         "token_mean": sum(lengths),
         "sequence_mean": sum(n > 0 for n in lengths),
         "constant_length": batch.sequences * config.constant_length,
     }
-    return total / divisor[config.aggregation]
+    return total / divisor[averaging]
+
+
+def left_out(config, w, of_sequence, advantage):
+    product, mean = math.prod(of_sequence), math.prod(of_sequence) ** (1 / len(of_sequence))
+    return (
+        (config.outside == "mask" and not (config.tis_floor or 0) <= w <= config.tis_cap)
+        or product > (config.sequence_cap or math.inf)
+        or not (config.geometric_floor or 0) <= mean <= (config.geometric_cap or math.inf)
+        or (advantage < 0 and -math.log(mean) > (config.off_policy_threshold or math.inf))
+    )
 
 
 def surrogate(config, rho, held_rho, logprob, held, mu, advantage):  # noqa: PLR0917
@@ -133,6 +147,9 @@ def surrogate(config, rho, held_rho, logprob, held, mu, advantage):  # noqa: PLR
         )
         further = (advantage > 0 and pi > m) or (advantage < 0 and pi < m)
         return 0.0 if apart > config.max_divergence and further else rho * advantage
+    if config.objective == "sapo":
+        tau = config.tau_positive if advantage > 0 else config.tau_negative
+        return 4 / tau / (1 + math.exp(-tau * (rho - 1))) * advantage
     value = min(rho * advantage, min(max(rho, low), high) * advantage)
     if config.objective == "ppo" and config.dual_clip is not None and advantage < 0:
         value = max(value, config.dual_clip * advantage)
@@ -207,11 +224,58 @@ def test_what_is_left_out_is_counted():
 
 
 @pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ({"geometric_floor": 0.99, "geometric_cap": 1.01}, {(0.02, 1.0), (0.02, -1.0), (-0.02, 1.0), (-0.02, -1.0)}),
+        ({"geometric_cap": 1.01}, {(0.02, 1.0), (0.02, -1.0)}),
+        ({"off_policy_threshold": 0.01}, {(-0.02, -1.0)}),
+    ],
+)
+@pytest.mark.parametrize("length", [2, 500])
+def test_a_mask_of_sequences_has_the_same_bound_at_every_length(settings, left_out, length):
+    """By hand: each token of a sequence is `drift` nats likelier than when it was sampled."""
+    for drift in (0.02, 0.0, -0.02):
+        for advantage in (1.0, -1.0):
+            batch = pack(
+                [
+                    TrainingSequence(
+                        tokens=np.ones(length + 1, np.int32),
+                        loss_mask=np.arange(length + 1) > 0,
+                        logprobs=np.full(length + 1, -1, np.float32),
+                        advantage=advantage,
+                    )
+                ]
+            )
+            config = LossConfig(**settings)
+            now = torch.full((1, length + 1), -1 + drift, requires_grad=True)
+            output = policy_loss(now, torch.zeros(1, length + 1), batch, config, denominator=1)
+            output.loss.backward()
+            masked = (drift, advantage) in left_out
+            assert LossMetrics.from_sums(output.sums).masked_fraction == masked
+            assert bool(now.grad.any()) != masked
+
+
+def test_the_gate_of_sapo_has_slope_one_where_nothing_has_moved_and_closes_on_both_sides():
+    """By hand: the derivative of a sigmoid is 1/4 at 0; at rho = 3 and tau = 1 the gate is 4 * sigmoid(2)."""
+    sequence = TrainingSequence(
+        tokens=np.ones(3, np.int32), loss_mask=np.array([False, True, True]), logprobs=np.zeros(3, np.float32) - 4,
+        advantage=1.0,
+    )  # fmt: skip
+    now = torch.tensor([[0.0, -4.0, -4 + math.log(3)]], requires_grad=True)
+    config = LossConfig(objective="sapo")
+    output = policy_loss(now, torch.zeros(1, 3), pack([sequence]), config, denominator=1)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(-(2 + 3.52319), rel=1e-5)
+    assert now.grad[0].tolist() == pytest.approx([0, -1, -3 * 4 * 0.880797 * 0.119203], rel=1e-5)
+
+
+@pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"tis_floor": 0.5}, 'needs outside = "mask"'),
         ({"tis_floor": 3.0, "outside": "mask"}, "below tis_cap"),
         ({"objective": "gspo", "clip_low": 1.0}, "clip_low is 1.0"),
+        ({"geometric_floor": 1.01, "geometric_cap": 1.01}, "below geometric_cap"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, text):
