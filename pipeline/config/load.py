@@ -1,6 +1,7 @@
-"""Loads a configuration: defaults, the TOML file, variables, then `--set a.b=c`.
+"""Loads a configuration: defaults, the recipe, the TOML file, variables, then `--set a.b=c`.
 
-Variables are those that the struct names itself (`VARIABLES`), and after them `LACHESIS_*`.
+Variables are those that the struct names itself (`VARIABLES`), and after them `LACHESIS_*`. The recipe is named by one
+of the sources that go before it; a struct without a field `recipe` has none.
 
 Fills a msgspec struct type from those sources, and returns for each value the place it came from. Guarantees that no
 unknown key passes silently: an error names the key, its source and the nearest known key. Every path becomes absolute:
@@ -27,6 +28,7 @@ from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.config.paths import resolve_paths
+from lachesis.pipeline.config.recipes import find_recipe
 from lachesis.pipeline.config.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.schemas.errors import ConfigError
@@ -111,6 +113,8 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
         path = key.strip().split(".")
         shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
         _lay(_Layer(shown, origins), kind, tree, path, _value(value.strip()))
+    if "recipe" in tree and "recipe" in _hints(kind):
+        tree, origins = _over_recipe(kind, tree, origins)
     base = None if file is None else file.absolute().parent
 
     def base_of(path: str) -> Path:
@@ -122,6 +126,24 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
         raise ConfigError(_explain(str(error), kind, origins)) from error
     _check_numbers(config, origins)
     return LoadedConfig(config, origins)
+
+
+def _over_recipe(kind: type, tree: dict[str, Any], origins: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values and their origins with those of the recipe wherever nothing else is set."""
+    recipe = find_recipe(tree["recipe"])
+    below: dict[str, Any] = {}
+    below_origins: dict[str, str] = {}
+    _Layer(f"recipe {recipe.name}", below_origins).struct(kind, below, recipe.settings)
+    return _merged(below, tree), below_origins | origins
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of both, with the values of `above` where both have one."""
+    found = dict(below)
+    for key, value in above.items():
+        both_tables = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = _merged(found[key], value) if both_tables else value
+    return found
 
 
 def _lay(layer: "_Layer", kind: type, tree: dict[str, Any], path: list[str], value: Any) -> None:

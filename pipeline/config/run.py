@@ -265,6 +265,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shared_files: bool = False
     """Let other users of the machine read the run's folder, logs and exports, as far as the umask allows. Default:
     false, only the run's own user can (umask 077)."""
+    recipe: str | None = None
+    """Named settings of advantage and loss, such as "dapo"; what is set elsewhere goes before them. `lachesis config
+    recipes` shows them. Default None."""
     model: ModelPath | None = None
     """The model to train: a local folder or a Hugging Face id."""
     tokenizer: ModelPath | None = None

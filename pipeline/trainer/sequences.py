@@ -118,9 +118,7 @@ def training_sequences(
     prepared = None if inputs is None else inputs.prepare_group(group)
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
-    left_out = set(group.sequences.excluded_samples)
-    if not limits.truncated:
-        left_out |= {sample for sample, reason in enumerate(group.sequences.endings) if reason == "length"}
+    left_out = _left_out(group, limits)
     found = []
     for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
         advantage = ref.advantages[sample]
@@ -149,9 +147,19 @@ def training_sequences(
             raise DataError(f"sequence {i} {fault}")
         found.append(training)
     if not found:
-        cut = "" if limits.truncated else "; samples cut off at their length limit are left out (loss.mask_truncated)"
-        raise DataError(f"no sample has both an advantage and a token to train on{cut}")
+        reason = "no sample has both an advantage and a token to train on"
+        if not limits.truncated:
+            reason += "; training.learner.loss.mask_truncated leaves out those cut off at their length limit"
+        raise DataError(reason)
     return found
+
+
+def _left_out(group: RolloutGroup, limits: TrainerLimits) -> set[int]:
+    """Return the samples that are not trained on: excluded ones, and those cut off where the limits say so."""
+    left_out = set(group.sequences.excluded_samples)
+    if not limits.truncated:
+        left_out |= {sample for sample, reason in enumerate(group.sequences.endings) if reason == "length"}
+    return left_out
 
 
 def _own_teacher(group: RolloutGroup) -> NDArray[np.float32] | None:

@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,6 +143,10 @@ class Options:
         if not self.names_run:
             raise ConfigError(f"say which run: lachesis runs {command} NAME")
         return config
+
+    def with_set(self, path: str, text: str) -> "Options":
+        """Return the options with one more setting, which is a text."""
+        return replace(self, sets=(*self.sets, _assign(path, text)))
 
     def arguments(self) -> list[str]:
         """Return what gives another process the same configuration."""

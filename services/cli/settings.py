@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +12,11 @@ from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import ConfigSetting, absent_settings, settings
+from lachesis.pipeline.config.recipes import recipes
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
 
-__all__ = ["config_app", "config_schema", "config_show", "masked", "show_settings"]
+__all__ = ["config_app", "config_recipes", "config_schema", "config_show", "masked", "show_settings"]
 
 config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
 
@@ -35,6 +36,31 @@ def config_schema() -> None:
     file's first line: editors with Taplo (VS Code's Even Better TOML, say) then complete, explain and check it.
     """
     print_json(json_schema(run_config_type()))
+
+
+@config_app.command("recipes")
+def config_recipes(as_json: Json = False) -> None:
+    """Show the recipes, named settings of advantage and loss.
+
+    `recipe = "NAME"` in a configuration takes one, and so does `lachesis up --recipe NAME`.
+    """
+    if as_json:
+        print_json([one._asdict() for one in recipes().values()])
+        return
+    for recipe in recipes().values():
+        print(recipe.name)
+        print(textwrap.indent(textwrap.fill(recipe.about, 100), "    "))
+        for path, value in _leaves(recipe.settings):
+            print(f"    {path} = {msgspec.json.encode(value).decode()}")
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting of a table by its dotted path."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:

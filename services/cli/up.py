@@ -6,10 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Annotated
 
 import anyio
 import anyio.to_thread
 import msgspec
+import typer
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
@@ -52,6 +54,10 @@ __all__ = ["EvaluationWatch", "bring_up", "describe_evaluation", "stop_on_signal
 
 log = logging.getLogger("lachesis")
 
+_Recipe = Annotated[
+    str | None,
+    typer.Option("--recipe", metavar="NAME", help="Named settings of the loss (recipe); `config recipes` lists them."),
+]
 _PROGRESS_S = 10.0
 _LOAD_S = 20.0
 """Seconds for which environments and raters are loaded before the run starts; the services wait for slower ones."""
@@ -60,9 +66,9 @@ _FINISH_S = 5.0
 
 
 @with_options
-def up(options: Options) -> None:
+def up(options: Options, recipe: _Recipe = None) -> None:
     """Run everything until Ctrl-C or the last step: the server, unless one is named, and every service."""
-    bring_up(options)
+    bring_up(options if recipe is None else options.with_set("recipe", recipe))
 
 
 def bring_up(options: Options) -> None:

@@ -104,8 +104,8 @@ def test_what_names_code_files_programs_or_addresses_is_locked_under_any_policy(
 def test_every_setting_that_names_any_is_known_by_its_type() -> None:
     """A text of the configuration that is not among these is a name or a choice, which leads nowhere."""
     harmless = {
-        "RunConfig.run", "RunConfig.revision", "ConnectionConfig.inbox_prefix", "ConnectionConfig.user",
-        "ConnectionConfig.domain",
+        "RunConfig.run", "RunConfig.revision", "RunConfig.recipe",
+        "ConnectionConfig.inbox_prefix", "ConnectionConfig.user", "ConnectionConfig.domain",
         "WandbConfig.entity", "EnvironmentConfig.success_rater",
         "RaterConfig.name", "FormatMarker.marker", "RewardConfig.format_markers", "TeacherConfig.environments",
         "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",

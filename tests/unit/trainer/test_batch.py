@@ -159,5 +159,5 @@ def test_samples_that_were_cut_off_are_left_out_where_the_trainer_says_so(sample
     assert [one.index for one in all_of_them] == [0, 1, 2]
     assert [one.index for one in chosen] == kept
     cut = plain.replace(sequences=replace(columns, finish_reasons=["length"] * rows))
-    with pytest.raises(DataError, match="cut off at their length limit"):
+    with pytest.raises(DataError, match="leaves out those cut off at their length limit"):
         training_sequences(ref, cut, None, TrainerLimits(truncated=False))
