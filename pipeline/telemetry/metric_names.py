@@ -48,7 +48,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
 _UNITS = (
     (
         re.compile(
-            r"(_share|_fraction|error_rate|_ratio)$|^flow/fill/|^reliability/|^eval/.*/(avg@[0-9]+|pass@[0-9]+|greedy|error)$"
+            r"(_share|_fraction|error_rate|_ratio)$|^flow/fill/|^reliability/|^eval/.*/(avg@[0-9]+|pass@[0-9]+|greedy|error|low|high)$"
         ),
         "1",
     ),

@@ -24,7 +24,7 @@ from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft
 from lachesis.pipeline.evaluator.evaluate import EvalResult
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
-from lachesis.pipeline.evaluator.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k
+from lachesis.pipeline.evaluator.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k, rate_interval
 from lachesis.pipeline.evaluator.model_comparison import RequestMeter
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
 from lachesis.schemas.errors import ConfigError, LachesisError
@@ -32,6 +32,7 @@ from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.cli.server_models import ServerTargets, open_server_models
+from lachesis.services.observe.evaluations import with_interval
 from lachesis.services.output import human_number, human_seconds, print_json, print_table, printable
 from lachesis.services.run.checkpoints import find_checkpoint, names_checkpoint
 
@@ -58,6 +59,8 @@ class ModelEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the judged answers that succeeded."""
     error: float | None
     """Standard error of `avg`, with tasks as the unit of chance."""
+    interval: tuple[float, float] | None
+    """Bounds of the 95 % interval of `avg`."""
     pass_at: dict[str, float | None]
     """For k = 1, 2, 4... the unbiased estimate from the tasks with k judged answers or more; for k = `samples` the
     share of the tasks with a success, of those where that is known, as the run's own evaluations have it."""
@@ -265,6 +268,7 @@ async def _measure(
         temperature=result.temperature,
         avg=result.avg_at_k,
         error=result.error,
+        interval=rate_interval(list(result.tasks.values())),
         pass_at=_pass_at(result),
         greedy=result.greedy,
         answers=sum(result.versions.values()),
@@ -298,17 +302,11 @@ def _print(report: EvaluationReport) -> None:
 
 def _row(one: ModelEvaluation, several: bool) -> list[Any]:
     row = [
-        one.model, one.environment, one.tasks, _with_error(one.avg, one.error),
+        one.model, one.environment, one.tasks, None if one.avg is None else with_interval(one.avg, one.interval, 3),
         human_number(one.pass_at[str(one.samples)]), human_number(one.greedy), one.unjudged, one.tokens,
         human_seconds(one.seconds),
     ]  # fmt: skip
     if several:
         change = one.difference
-        row.append(None if change is None else _with_error(change.value, change.error, sign="+"))
+        row.append(None if change is None else f"{change.value:+.3f} +- {change.error:.3f}")
     return row
-
-
-def _with_error(value: float | None, error: float | None, sign: str = "-") -> str | None:
-    if value is None:
-        return None
-    return f"{value:{sign}.3f}" if error is None else f"{value:{sign}.3f} +- {error:.3f}"

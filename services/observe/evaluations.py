@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
-from lachesis.pipeline.evaluator.logic.rates import Difference, compare
+from lachesis.pipeline.evaluator.logic.rates import Difference, compare, interval_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.observe.progress import training_rewards
 
@@ -21,12 +21,13 @@ __all__ = [
     "evaluation_rows_of_figures",
     "evaluation_summary",
     "evaluation_warnings",
+    "with_interval",
 ]
 
 
 class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The newest evaluation of an environment: `rate` is the mean success of sampled answers after optimizer step
-    `step`, `error` its standard error, `greedy` the rate at temperature 0.
+    `step`, `error` its standard error, `low` to `high` its 95 % interval, `greedy` the rate at temperature 0.
 
     `first` and `best` are the rates of the first policy and of the run's best one on the tasks that it has in common
     with theirs; `change` is that from the first, with its standard error. None: not known, or there is no earlier one.
@@ -36,6 +37,8 @@ class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rate: float
     error: float | None
+    low: float | None
+    high: float | None
     items: int | None
     samples: int
     greedy: float | None
@@ -69,6 +72,8 @@ def evaluation_rows_of_figures(figures: Mapping[str, float]) -> list[EvaluationS
                     step=int(step),
                     rate=rate,
                     error=figures.get(f"eval/{env}/error"),
+                    low=figures.get(f"eval/{env}/low"),
+                    high=figures.get(f"eval/{env}/high"),
                     items=None,
                     samples=int(measure.removeprefix("avg@")),
                     greedy=figures.get(f"eval/{env}/greedy"),
@@ -87,11 +92,14 @@ def _row(env: EnvEvaluations) -> EvaluationStatus:
     newest, best = env.newest, env.best
     change = _change(env.first, newest)
     since_best = _change(best, newest) if best is not None else None
+    low, high = interval_of(newest) or (None, None)
     return EvaluationStatus(
         env=newest.env,
         step=newest.policy_step,
         rate=newest.avg,
         error=newest.error,
+        low=low,
+        high=high,
         items=newest.items,
         samples=newest.k,
         greedy=newest.greedy,
@@ -114,9 +122,8 @@ def evaluation_line(event: EvalEvent, first: EvalEvent) -> str:
     since = "" if change is None else f" (first {change.before:.2f}: {change.value:+.2f} +- {change.error:.2f})"
     unjudged = f", {event.unjudged} answers not rated" if event.unjudged else ""
     tasks = f"{event.items} tasks, {event.k} answers each"
-    return f"held-out {event.env}: {_rate(event.avg, event.error)} after step {event.policy_step}{since}; {tasks}" + (
-        unjudged
-    )
+    rate = with_interval(event.avg, interval_of(event))
+    return f"held-out {event.env}: {rate} after step {event.policy_step}{since}; {tasks}{unjudged}"
 
 
 def evaluation_summary(row: EvaluationStatus, *, named: bool = True) -> str:
@@ -125,11 +132,16 @@ def evaluation_summary(row: EvaluationStatus, *, named: bool = True) -> str:
     best = "" if row.best is None or row.best_step in {row.step, row.first_step} else (
         f", best {row.best:.2f} after step {row.best_step}"
     )  # fmt: skip
-    return f"{row.env + ' ' if named else ''}{_rate(row.rate, row.error)} (step {row.step}{first}{best})"
+    interval = None if row.low is None or row.high is None else (row.low, row.high)
+    return f"{row.env + ' ' if named else ''}{with_interval(row.rate, interval)} (step {row.step}{first}{best})"
 
 
-def _rate(rate: float, error: float | None) -> str:
-    return f"{rate:.2f}" if error is None else f"{rate:.2f} +- {error:.2f}"
+def with_interval(rate: float, interval: tuple[float, float] | None, digits: int = 2) -> str:
+    """Return a rate and its 95 % interval, where that is known, as `0.38 [0.33, 0.44]`."""
+    if interval is None:
+        return f"{rate:.{digits}f}"
+    low, high = interval
+    return f"{rate:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def evaluation_warnings(evaluations: EvaluationHistory, folder: Path) -> dict[str, str]:

@@ -95,7 +95,8 @@ async def test_held_out_tasks_are_evaluated_once_a_policy_and_never_trained_on(r
     lines = [line for line in said if line.startswith("held-out sums: ")]
     assert len(lines) == len(events)
     assert re.match(
-        rf"held-out sums: \d\.\d\d \+- \d\.\d\d after step {STEPS} \(first \d\.\d\d: [+-]\d\.\d\d \+- \d\.\d\d\)",
+        rf"held-out sums: \d\.\d\d \[\d\.\d\d, \d\.\d\d\] after step {STEPS} "
+        r"\(first \d\.\d\d: [+-]\d\.\d\d \+- \d\.\d\d\)",
         lines[-1],
     )
     assert any(line.startswith("held out of training and evaluated every 2 steps: 10% of the tasks") for line in said)

@@ -1,4 +1,4 @@
-"""Computes success rates on held-out tasks, their standard errors, and differences of rates. Pure.
+"""Computes success rates on held-out tasks, their errors, intervals and differences. Pure.
 
 The answers to one task are not independent: some tasks are easy and some are hopeless. So the unit of chance is the
 task, and n answers each to N tasks are N observations, not n * N. The error of a rate is the cluster-robust one with
@@ -6,6 +6,9 @@ tasks as clusters (K.-Y. Liang and S. L. Zeger, Longitudinal data analysis using
 73, 1986; for evaluations of language models E. Miller, Adding error bars to evals, arXiv:2411.00640, 2024). Two
 evaluations of the same tasks are compared task by task, which takes the spread between tasks out of the difference
 (Miller, section on paired differences).
+
+Near 0 and 1 a rate plus and minus its error is no interval: of a rate of 1 % it misses the truth one time in three, and
+with no success at all the error is 0. `rate_interval` holds there too.
 """
 
 import math
@@ -14,7 +17,19 @@ from typing import NamedTuple
 
 from lachesis.schemas.annotations import EvalEvent
 
-__all__ = ["Difference", "TaskResult", "compare", "compare_tasks", "pass_at_k", "standard_error"]
+__all__ = [
+    "Difference",
+    "TaskResult",
+    "compare",
+    "compare_tasks",
+    "interval_of",
+    "pass_at_k",
+    "rate_interval",
+    "standard_error",
+]
+
+_Z95 = 1.959964
+"""Quantile of the normal distribution that 2.5 % lie beyond."""
 
 
 class TaskResult(NamedTuple):
@@ -58,6 +73,33 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
     rate = sum(result.succeeded for result in judged) / answers
     squares = math.fsum((result.succeeded - rate * result.judged) ** 2 for result in judged)
     return math.sqrt(len(judged) / (len(judged) - 1) * squares) / answers
+
+
+def rate_interval(results: Sequence[TaskResult]) -> tuple[float, float] | None:
+    """Return the bounds of the success rate's 95 % interval, in [0, 1].
+
+    None with fewer than two judged tasks. It is Wilson's score interval (E. B. Wilson, JASA 22, 1927) of as many independent answers as would have the rate's
+    clustered error, p (1 - p) / error^2 (E. L. Korn and B. I. Graubard, Survey Methodology 24, 1998): at most all
+    answers, at least the number of tasks (with unequal numbers m_i of answers sum(m)^2 / sum(m^2)), which is also what
+    is taken where the error says nothing because all or none succeeded.
+    """
+    error = standard_error(results)
+    if error is None:
+        return None
+    answers = sum(result.judged for result in results)
+    rate = sum(result.succeeded for result in results) / answers
+    fewest = answers**2 / sum(result.judged**2 for result in results)
+    n = fewest
+    if 0 < rate < 1:
+        n = answers if error == 0 else min(max(rate * (1 - rate) / error**2, fewest), answers)
+    centre = (rate + _Z95**2 / (2 * n)) / (1 + _Z95**2 / n)
+    half = _Z95 / (1 + _Z95**2 / n) * math.sqrt(rate * (1 - rate) / n + _Z95**2 / (4 * n**2))
+    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
+
+
+def interval_of(event: EvalEvent) -> tuple[float, float] | None:
+    """Return `rate_interval` of an evaluation; None where its tasks were not counted one by one."""
+    return rate_interval([TaskResult(*row) for row in zip(event.task_successes, event.task_judged, strict=True)])
 
 
 def pass_at_k(results: Sequence[TaskResult], k: int) -> float | None:

@@ -248,9 +248,9 @@ class Overview extends View {
     for (const text of facts.warnings) made.push(element("p", { class: "warning" }, text));
     const figures = [["Training reward", number(snapshot.reward), ratersText(snapshot.rewards)]];
     for (const one of snapshot.evaluations) {
-      const error = one.error === null ? "" : ` \u00b1 ${number(one.error)}`;
+      const interval = one.low === null ? "" : ` [${number(one.low)}, ${number(one.high)}]`;
       const change = one.first_step === one.step ? `step ${one.step}` : `step ${one.step}; ${number(one.first)} at step ${one.first_step}`;
-      figures.push([`Held out, ${one.env}`, number(one.rate) + error, one.greedy === null ? change : `${change}; greedy ${number(one.greedy)}`]);
+      figures.push([`Held out, ${one.env}`, number(one.rate) + interval, one.greedy === null ? change : `${change}; greedy ${number(one.greedy)}`]);
     }
     figures.push(["Staleness", number(overview.staleness), "optimizer steps, mean of the newest batch"]);
     figures.push(["Task to step, p99", seconds(overview.end_to_end_p99_s), "lately"]);

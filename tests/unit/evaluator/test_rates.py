@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lachesis.pipeline.evaluator.logic.rates import TaskResult, compare, pass_at_k, standard_error
+from lachesis.pipeline.evaluator.logic.rates import TaskResult, compare, pass_at_k, rate_interval, standard_error
 
 
 def results(*pairs):
@@ -41,6 +41,36 @@ def test_the_error_is_that_of_repeated_evaluations():
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(rates), rel=0.05)
     independent = np.sqrt(0.25 / 200)
     assert np.std(rates) > 1.5 * independent  # which taking the answers for independent would have said
+
+
+def test_an_interval_by_hand():
+    """Wilson's interval of 5 of 10 is .2366 to .7634; of 0 of 10, 0 to .2775."""
+    one_each = results(*[(1, 1)] * 5, *[(0, 1)] * 5)
+    # its clustered error counts one observation fewer, so the number of tasks bounds it from below
+    assert rate_interval(one_each) == pytest.approx((0.23659, 0.76341), abs=1e-4)
+    assert rate_interval(results(*[(0, 4)] * 10)) == pytest.approx((0.0, 0.27753), abs=1e-4)  # tasks, not answers
+    assert rate_interval(results(*[(4, 4)] * 10)) == pytest.approx((0.72247, 1.0), abs=1e-4)
+    assert rate_interval(results(*[(2, 4)] * 10)) == rate_interval(results(*[(1, 1)] * 20, *[(0, 1)] * 20))
+    assert rate_interval(results((1, 1), (0, 0))) is None
+
+
+@pytest.mark.parametrize("tasks", [20, 200])
+@pytest.mark.parametrize("mean", [0.01, 0.05, 0.3, 0.98])
+@pytest.mark.parametrize("alike", [0.3, 2.0, None])
+def test_the_interval_holds_near_the_ends_where_rate_and_error_do_not(tasks, mean, alike):
+    """Four answers to each task; the smaller `alike`, the more the answers to one task are the same."""
+    rng = np.random.default_rng(1)
+    held = wald = 0
+    for _ in range(300):
+        chances = np.full(tasks, mean) if alike is None else rng.beta(mean * alike, (1 - mean) * alike, tasks)
+        found = results(*((int(count), 4) for count in rng.binomial(4, chances)))
+        low, high = rate_interval(found)
+        rate, error = sum(one.succeeded for one in found) / (4 * tasks), standard_error(found)
+        held += low <= mean <= high
+        wald += abs(rate - mean) <= 1.96 * error
+    assert held / 300 >= 0.87
+    if (tasks, mean) == (20, 0.01):
+        assert wald / 300 < 0.6
 
 
 def test_the_same_tasks_are_compared_one_by_one(evaluation):

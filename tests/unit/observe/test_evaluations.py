@@ -53,11 +53,11 @@ def rows_of(*events):
 
 def test_an_evaluation_is_a_line_as_it_comes():
     first, next_ = evaluation(0, 0.30), evaluation(10, 0.41)
-    assert evaluation_line(first, first) == "held-out sums: 0.30 +- 0.03 after step 0; 20 tasks, 100 answers each"
+    assert evaluation_line(first, first) == "held-out sums: 0.30 [0.28, 0.32] after step 0; 20 tasks, 100 answers each"
     assert evaluation_line(next_, first).startswith(
-        "held-out sums: 0.41 +- 0.03 after step 10 (first 0.30: +0.11 +- 0.00); "
+        "held-out sums: 0.41 [0.39, 0.43] after step 10 (first 0.30: +0.11 +- 0.00); "
     )
-    odd = next_.replace(error=None, unjudged=3)
+    odd = next_.replace(error=None, tasks=[], task_successes=[], task_judged=[], unjudged=3)
     assert evaluation_line(odd, odd) == (
         "held-out sums: 0.41 after step 10; 20 tasks, 100 answers each, 3 answers not rated"
     )
@@ -74,9 +74,9 @@ def test_a_shorter_evaluation_stands_beside_what_the_first_was_on_its_tasks():
 def test_reward_and_held_out_rate_stand_side_by_side():
     (row,) = rows_of(*FALLEN)
     line = progress_line({"train/step": 12.0, "reward/mean": 0.78}, 100, [evaluation_summary(row, named=False)])
-    assert line == "step 12/100, reward 0.78, held-out 0.03 +- 0.03 (step 10, first 0.30)"
+    assert line == "step 12/100, reward 0.78, held-out 0.03 [0.02, 0.04] (step 10, first 0.30)"
     (row,) = rows_of(evaluation(0, 0.3), evaluation(10, 0.5), evaluation(20, 0.4))
-    assert evaluation_summary(row) == "sums 0.40 +- 0.03 (step 20, first 0.30, best 0.50 after step 10)"
+    assert evaluation_summary(row) == "sums 0.40 [0.38, 0.42] (step 20, first 0.30, best 0.50 after step 10)"
 
 
 def test_a_fall_is_told_with_what_the_reward_did(folder):
@@ -106,7 +106,7 @@ def test_top_shows_them_under_the_reward_and_warns():
     console.print(top.render(overview, 200))
     lines = console.file.getvalue().splitlines()
     (at,) = [n for n, line in enumerate(lines) if "reward 0.78" in line]
-    assert lines[at + 1].strip() == "held out  sums 0.03 +- 0.03 (step 10, first 0.30)"
+    assert lines[at + 1].strip() == "held out  sums 0.03 [0.02, 0.04] (step 10, first 0.30)"
     assert any(line.startswith("warning: the held-out rate of sums fell") for line in lines)
 
 
@@ -182,11 +182,11 @@ async def test_up_prints_them_as_they_come_warns_once_and_names_the_best(lab, fo
         return watch.summaries() == [summary]
 
     async with lab.running(follow, "up"):
-        await lab.until(lambda: shown("0.30 +- 0.03 (step 0)"))
+        await lab.until(lambda: shown("0.30 [0.28, 0.32] (step 0)"))
         await store(lab, evaluation(10, 0.03))
-        await lab.until(lambda: shown("0.03 +- 0.03 (step 10, first 0.30)"))
+        await lab.until(lambda: shown("0.03 [0.02, 0.04] (step 10, first 0.30)"))
         await store(lab, evaluation(15, 0.02))
-        await lab.until(lambda: shown("0.02 +- 0.03 (step 15, first 0.30)"))
+        await lab.until(lambda: shown("0.02 [0.01, 0.03] (step 15, first 0.30)"))
     assert list(watch.conclude()) == [
         "the best by held-out rate: the model begun with, m (sums 0.30, the last policy 0.02 on the same 20 tasks)"
     ]
@@ -194,10 +194,10 @@ async def test_up_prints_them_as_they_come_warns_once_and_names_the_best(lab, fo
     await watch.finish(lab.bus)  # what came while the services stopped
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(";")[0] for line in printed] == [
-        "held-out sums: 0.30 +- 0.03 after step 0",
-        "held-out sums: 0.03 +- 0.03 after step 10 (first 0.30: -0.27 +- 0.00)",
-        "held-out sums: 0.02 +- 0.03 after step 15 (first 0.30: -0.28 +- 0.00)",
-        "held-out sums: 0.50 +- 0.03 after step 19 (first 0.30: +0.20 +- 0.00)",
+        "held-out sums: 0.30 [0.28, 0.32] after step 0",
+        "held-out sums: 0.03 [0.02, 0.04] after step 10 (first 0.30: -0.27 +- 0.00)",
+        "held-out sums: 0.02 [0.01, 0.03] after step 15 (first 0.30: -0.28 +- 0.00)",
+        "held-out sums: 0.50 [0.48, 0.52] after step 19 (first 0.30: +0.20 +- 0.00)",
     ]
     assert [record.getMessage().split(" (")[0] for record in caplog.records if "held-out" in record.getMessage()] == [
         "the held-out rate of sums fell from 0.30 to 0.03"

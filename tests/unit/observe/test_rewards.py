@@ -23,7 +23,8 @@ def test_of_one_environment_the_raters_are_told_and_of_several_each_one() -> Non
 
 
 def test_an_evaluation_is_read_back_from_the_figures() -> None:
-    figures = {"eval/sums/avg@4": 0.4, "eval/sums/error": 0.03, "eval/sums/step": 10.0, "eval/words/pass@4": 1.0}
+    figures = {"eval/sums/avg@4": 0.4, "eval/sums/low": 0.34, "eval/sums/high": 0.46,
+               "eval/sums/step": 10.0, "eval/words/pass@4": 1.0}  # fmt: skip
     (row,) = evaluation_rows_of_figures(figures)
     assert (row.env, row.step, row.rate, row.samples, row.items, row.greedy) == ("sums", 10, 0.4, 4, None, None)
-    assert evaluation_summary(row, named=False) == "0.40 +- 0.03 (step 10)"
+    assert evaluation_summary(row, named=False) == "0.40 [0.34, 0.46] (step 10)"

@@ -23,6 +23,8 @@ HEARTBEAT = (
     "eval/ENV/avg@4",
     "eval/ENV/pass@4",
     "eval/ENV/error",
+    "eval/ENV/low",
+    "eval/ENV/high",
     "eval/ENV/greedy",
     "eval/ENV/step",
     "flow/fill/STREAM",
