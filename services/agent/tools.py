@@ -33,8 +33,9 @@ from lachesis.services.agent.catalog import CatalogEntry, list_environments, sel
 from lachesis.services.agent.commands import call_command
 from lachesis.services.agent.draft import RunDraft, values_by_path
 from lachesis.services.observe.run_logs import log_files
-from lachesis.services.observe.run_results import results_of
-from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_runs
+from lachesis.services.observe.run_results import printed_results, results_of
+from lachesis.services.observe.run_state import RunState
+from lachesis.services.observe.runs import look_at_folder, look_at_runs
 from lachesis.services.observe.summary import SUMMARY_FILE, read_steps
 from lachesis.services.supervisor.detached import start_run, stop_run
 
@@ -195,7 +196,7 @@ class AgentTools:
             {name: value for name, value in figures.items() if name in _HISTORY_FIGURES or name.startswith("eval/")}
             for figures in steps[::-1][::stride][::-1]
         ]
-        return {"run_id": run_id, **msgspec.to_builtins(results), "history": shown}
+        return {"run_id": run_id, **msgspec.to_builtins(printed_results(results)), "history": shown}
 
     async def rl_list_runs(self) -> dict[str, Any]:
         """List the runs of this machine, the newest first, with their states."""
@@ -342,7 +343,7 @@ class AgentTools:
             raise ConfigError("no environment is selected: call rl_select_environment first")
         return self._draft.entry
 
-    def _overview(self, run_id: str) -> RunOverview:
+    def _overview(self, run_id: str) -> RunState:
         config = self._load(run_id, ()).config
         if not config.path.is_dir():
             names = list(dict.fromkeys(one.run for one in look_at_runs()))
@@ -398,7 +399,7 @@ def _models(models: Sequence[str] | None, server: str | None, own: str | None, k
     return arguments
 
 
-def _minutes(found: RunOverview, begun_s: float) -> float | None:
+def _minutes(found: RunState, begun_s: float) -> float | None:
     """Return how long a run has gone on since its last start, or, once it has ended, how long it went on in all."""
     if found.is_live:
         return (datetime.now(UTC).timestamp() - begun_s) / 60
@@ -412,7 +413,7 @@ class _RunTime(msgspec.Struct, frozen=True):
     wall_s: float
 
 
-def _status(found: RunOverview) -> dict[str, Any]:
+def _status(found: RunState) -> dict[str, Any]:
     successes = [one.success for one in found.rewards.values() if one.success is not None]
     begun = None if found.started_ns is None else found.started_ns / _NANOSECONDS
     running = None if begun is None else _minutes(found, begun)
@@ -431,7 +432,7 @@ def _status(found: RunOverview) -> dict[str, Any]:
             "percent_correct": 100 * sum(successes) / len(successes) if successes else None,
             "eval_percent_correct": {row.env: 100 * row.rate for row in found.evaluations},
             "staleness_mean": found.staleness,
-            "end_to_end_p99_s": found.end_to_end_p99_s,
+            "end_to_end_p99_s": found.end_to_end.p99,
             "rewards": msgspec.to_builtins(found.rewards),
         },
         "outcomes": found.outcomes or None,
@@ -444,5 +445,5 @@ def _status(found: RunOverview) -> dict[str, Any]:
     }
 
 
-def _logs(found: RunOverview) -> dict[str, str]:
+def _logs(found: RunState) -> dict[str, str]:
     return {name: str(file) for name, file in log_files(Path(found.folder)).items()}

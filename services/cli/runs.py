@@ -20,8 +20,9 @@ from lachesis.services.cli.recover import recover
 from lachesis.services.observe.evaluations import evaluation_summary
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
-from lachesis.services.observe.run_results import RunResults, results_of
-from lachesis.services.observe.runs import RunOverview, look_at_folder, look_at_runs
+from lachesis.services.observe.run_results import printed_results, results_of
+from lachesis.services.observe.run_state import FOLDER_FIELDS, RunState, project
+from lachesis.services.observe.runs import look_at_folder, look_at_runs
 from lachesis.services.output import human_number, human_seconds, print_json, print_table, printable
 from lachesis.services.supervisor.detached import start_run, stop_run
 from lachesis.services.supervisor.keeper import keep_detached
@@ -40,7 +41,7 @@ def runs_list(as_json: Json = False) -> None:
     """List the runs that were started on this machine, the newest first. No server is queried."""
     found = look_at_runs()
     if as_json:
-        print_json(found)
+        print_json([project(one, FOLDER_FIELDS) for one in found])
         return
     print_table(
         ("run", "state", "step", "reward", "held out", "started", "folder"),
@@ -58,7 +59,7 @@ def runs_show(options: Options, run: _Name = None, *, as_json: Json = False) -> 
     config = _named(options, run)
     found = look_at_folder(config.run, config.path)
     if as_json:
-        print_json(found)
+        print_json(project(found, FOLDER_FIELDS))
         return
     _show(found)
 
@@ -82,7 +83,7 @@ def runs_start(
     started = time.monotonic()
     found = anyio.run(_start, config, options, wait)
     if as_json:
-        print_json(found)
+        print_json(project(found, FOLDER_FIELDS))
         return
     count = "" if found.processes is None else f" {found.ready} of {found.processes} processes ready"
     print(printable(f"run {found.run} is {found.state}:{count} after {time.monotonic() - started:.1f} s"))
@@ -90,7 +91,7 @@ def runs_start(
     print(printable(f"watch it: lachesis top --run {found.run}; end it: lachesis runs stop {found.run}"))
 
 
-async def _start(config: RunConfig, options: Options, wait: bool) -> RunOverview:
+async def _start(config: RunConfig, options: Options, wait: bool) -> RunState:
     return await start_run(config, options.arguments(), _print_progress, wait=wait)
 
 
@@ -107,13 +108,13 @@ def runs_stop(
     config = _named(options, run)
     found = anyio.run(_stop, config, now)
     if as_json:
-        print_json(found)
+        print_json(project(found, FOLDER_FIELDS))
         return
     at = "" if found.step is None else f" at step {_step(found)}"
     print(f"run {found.run} is {found.state}{at}; go on with it: lachesis runs start {found.run}")
 
 
-async def _stop(config: RunConfig, now: bool) -> RunOverview:
+async def _stop(config: RunConfig, now: bool) -> RunState:
     return await stop_run(config.run, config.path, _print_progress, now=now)
 
 
@@ -125,7 +126,7 @@ def runs_results(
     """Show the results of runs: rewards, held-out rates, outcomes, and where the trained model is."""
     found = [results_of(_named(Options(), name)) for name in runs]
     if as_json:
-        print_json(found)
+        print_json([printed_results(one) for one in found])
         return
     _print_results(found)
 
@@ -186,7 +187,7 @@ def _print_progress(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _show(found: RunOverview) -> None:
+def _show(found: RunState) -> None:
     pid = "" if found.supervisor is None else f", supervisor pid {found.supervisor}"
     count = (
         "" if found.processes is None or not found.is_live else f", {found.ready} of {found.processes} processes ready"
@@ -202,7 +203,7 @@ def _show(found: RunOverview) -> None:
         "stopped": ", ".join([*found.quarantined, *found.halted])
         and f"{', '.join([*found.quarantined, *found.halted])} by health checks: lachesis health --run {found.run}",
         "staleness": human_number(found.staleness),
-        "p99": human_seconds(found.end_to_end_p99_s),
+        "p99": human_seconds(found.end_to_end.p99),
         "started": _when(found),
         "folder": found.folder,
         "config": found.config,
@@ -215,43 +216,42 @@ def _show(found: RunOverview) -> None:
             print(printable(f"{name:9} {text}"))
 
 
-def _print_results(found: Sequence[RunResults]) -> None:
-    names = [name for one in found for name in one.evaluations]
+def _print_results(found: Sequence[RunState]) -> None:
+    names = [name for one in found for name in one.totals.held_out]
     rows: list[tuple[str, list[str | None]]] = [
         ("state", [one.state for one in found]),
         ("step", [f"{one.step}{'' if one.steps is None else f'/{one.steps}'}" for one in found]),
-        ("sequences", [str(one.sequences) for one in found]),
-        ("reward first", [human_number(one.reward_first) for one in found]),
-        ("reward last", [human_number(one.reward_last) for one in found]),
+        ("sequences", [str(one.totals.sequences) for one in found]),
+        ("reward first", [human_number(one.totals.reward_first) for one in found]),
+        ("reward last", [human_number(one.totals.reward_last) for one in found]),
     ]
     for name in dict.fromkeys(names):
         for what in ("first", "last", "best"):
-            cells = [
-                human_number(getattr(one.evaluations[name], what)) if name in one.evaluations else None for one in found
-            ]
+            rates = [one.totals.held_out.get(name) for one in found]
+            cells = [None if one is None else human_number(getattr(one, what)) for one in rates]
             rows.append((f"held out {name}, {what}", cells))
     rows += [
-        ("staleness", [human_number(one.staleness_mean) for one in found]),
-        ("e2e p99", [human_seconds(one.end_to_end_p99_s) for one in found]),
-        ("model", [one.checkpoint for one in found]),
-        ("plots", [one.plots for one in found]),
+        ("staleness", [human_number(one.totals.staleness_mean) for one in found]),
+        ("e2e p99", [human_seconds(one.end_to_end.p99) for one in found]),
+        ("model", [one.places.get("checkpoint") for one in found]),
+        ("plots", [one.places.get("plots") for one in found]),
         ("folder", [one.folder for one in found]),
     ]
     print_table(("", *(one.run for one in found)), ((name, *cells) for name, cells in rows if any(cells)))
     for one in found:
-        if one.reason:
-            print(printable(f"{one.run} failed: {one.reason}"))
+        if one.problem:
+            print(printable(f"{one.run} failed: {one.problem}"))
 
 
-def _step(one: RunOverview) -> str | None:
+def _step(one: RunState) -> str | None:
     return None if one.step is None else f"{one.step}{'' if one.steps is None else f'/{one.steps}'}"
 
 
-def _held_out(one: RunOverview) -> str | None:
+def _held_out(one: RunState) -> str | None:
     return ", ".join(f"{row.env} {row.rate:.2f}" for row in one.evaluations) or None
 
 
-def _when(one: RunOverview) -> str | None:
+def _when(one: RunState) -> str | None:
     if one.started_ns is None:
         return None
     return datetime.fromtimestamp(one.started_ns / 1e9, UTC).astimezone().isoformat(" ", "seconds")

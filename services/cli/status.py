@@ -11,8 +11,9 @@ from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, print_column
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
 from lachesis.services.observe.rewards import describe_rewards
+from lachesis.services.observe.run_state import STATUS_FIELDS, RunState, StreamStatus, project
 from lachesis.services.observe.services import Quantiles, ServiceStatus
-from lachesis.services.observe.snapshot import RunSnapshot, StreamStatus, look_at_run
+from lachesis.services.observe.snapshot import look_at_run
 from lachesis.services.output import human_bytes, human_seconds, print_json, print_table, printable
 
 __all__ = ["status"]
@@ -33,10 +34,14 @@ _ABSENT = {
 @with_options
 def status(options: Options, as_json: Json = False) -> None:
     """Show the state of a run: streams, services, ledger, policy, trainer."""
-    anyio.run(look_at_run, options.config(), print_json if as_json else _print)
+    anyio.run(look_at_run, options.config(), _print_json if as_json else _print)
 
 
-def _print(snapshot: RunSnapshot) -> None:
+def _print_json(snapshot: RunState) -> None:
+    print_json(project(snapshot, STATUS_FIELDS))
+
+
+def _print(snapshot: RunState) -> None:
     print(_headline(snapshot))
     for problem in snapshot.problems:
         print(f"problem  {printable(problem)}")
@@ -51,7 +56,7 @@ def _print(snapshot: RunSnapshot) -> None:
         _print_streams(snapshot.streams)
 
 
-def _headline(snapshot: RunSnapshot) -> str:
+def _headline(snapshot: RunState) -> str:
     step, steps = snapshot.step, snapshot.steps
     of = "" if steps is None or step is None else f" of {steps}"
     where = f", on nats-server {snapshot.server_version}, {snapshot.server}" if snapshot.server else ""
@@ -64,7 +69,7 @@ def _headline(snapshot: RunSnapshot) -> str:
     return f"run {snapshot.run} {at}{of}{where}"
 
 
-def _facts(snapshot: RunSnapshot) -> Iterator[tuple[str, str]]:
+def _facts(snapshot: RunState) -> Iterator[tuple[str, str]]:
     """Yield what is known of the training and how far it is recorded; of what is not, why."""
     if rewards := describe_rewards(snapshot.reward, snapshot.rewards):
         yield "reward", rewards
@@ -141,14 +146,14 @@ def _columns(rows: Sequence[ServiceStatus]) -> list[TableColumn]:
     ]
 
 
-def _policy(snapshot: RunSnapshot) -> str:
+def _policy(snapshot: RunState) -> str:
     policy = snapshot.policy
     if policy is None:
         return "none published yet"
     return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago"
 
 
-def _trainer(snapshot: RunSnapshot) -> str:
+def _trainer(snapshot: RunState) -> str:
     trainer = snapshot.trainer
     if trainer is None:
         row = next((row for row in snapshot.services if row.service == "trainer"), None)
@@ -161,7 +166,7 @@ def _trainer(snapshot: RunSnapshot) -> str:
     return f"step {trainer.step} durable, batches {trainer.batches}{voids}{dropped}, {trainer.age_s:.0f} s ago"
 
 
-def _ledger(snapshot: RunSnapshot) -> str:
+def _ledger(snapshot: RunState) -> str:
     ledger = snapshot.ledger
     if ledger is None:
         return "empty"
@@ -172,7 +177,7 @@ def _ledger(snapshot: RunSnapshot) -> str:
     )
 
 
-def _lengths(snapshot: RunSnapshot) -> str:
+def _lengths(snapshot: RunState) -> str:
     """Say how long the groups are that are dropped as stale, beside those that are trained; empty while none is."""
     metrics = next((row.metrics for row in snapshot.services if row.service == "batcher"), {})
     stale, batched = (metrics.get(f"batching/tokens_per_sequence/{kind}") for kind in ("stale", "batched"))

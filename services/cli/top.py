@@ -38,9 +38,10 @@ from lachesis.services.observe.evaluations import (
     evaluation_warnings,
 )
 from lachesis.services.observe.notices import NoticeWatch
-from lachesis.services.observe.overview import Overview, RewardCurve, finished, look_back, overview_at
+from lachesis.services.observe.overview import RewardCurve, finished, look_back, overview_at
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.rewards import describe_rewards
+from lachesis.services.observe.run_state import TOP_FIELDS, RunState, project
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.observe.window import Recent, StageRow
 from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
@@ -87,17 +88,17 @@ def top(
     if overview is None:
         return
     if as_json:
-        print_json(overview)
+        print_json(project(overview, TOP_FIELDS))
     else:
         terminal = sys.stdout.isatty()
         console = SafeConsole(width=None if terminal else _PLAIN_WIDTH)
         console.print(render(overview, console.width))
 
 
-async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | None:
+async def _top(config: RunConfig, once: bool, window_s: float) -> RunState | None:
     """Return what was seen last, None if ended by a signal."""
     watch = _TopScreen(config, window_s)
-    seen: Overview | None = None
+    seen: RunState | None = None
     async with background() as watching:
         watching.start_soon(end_on_signal, watching.cancel_scope)
         name = f"{config.run}.top"
@@ -122,7 +123,7 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
     return seen
 
 
-async def _last_look(bus: Bus, config: RunConfig) -> Overview:
+async def _last_look(bus: Bus, config: RunConfig) -> RunState:
     run, trainer = config.run, config.training.name
     subject = subjects.ledger(run, trainer)
     last, _, _ = await read_last_event(
@@ -147,7 +148,7 @@ class _TopScreen:
         self._fallen: list[str] = []
         self._step = 0
 
-    def refresh(self) -> Overview:
+    def refresh(self) -> RunState:
         url = self.config.telemetry.jaeger_url
         overview = overview_at(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
@@ -197,7 +198,7 @@ class _TopScreen:
             await anyio.sleep(1.0)
 
 
-def render(overview: Overview, width: int = _PLAIN_WIDTH) -> RenderableType:
+def render(overview: RunState, width: int = _PLAIN_WIDTH) -> RenderableType:
     """Return what is shown of a run in `width` characters."""
     columns = fitting(_columns(overview), width)
     slowest = overview.bottleneck.service if overview.bottleneck else None
@@ -206,7 +207,7 @@ def render(overview: Overview, width: int = _PLAIN_WIDTH) -> RenderableType:
     return Group(*_header(overview), Text(), table(columns, styles), Text(), *_footer(overview), legend)
 
 
-def _header(overview: Overview) -> Iterator[Text]:
+def _header(overview: RunState) -> Iterator[Text]:
     yield Text.assemble(
         (f"run {overview.run}", "bold"),
         ("   ENDED: how it stood then" if overview.ended else "", "bold red"),
@@ -222,9 +223,9 @@ def _header(overview: Overview) -> Iterator[Text]:
     trend = "" if overview.reward_trend is None else f" {overview.reward_trend:+.2g} a step"
     yield Text(
         f"{_number(overview.groups_per_s)} groups/s   {_number(overview.tokens_per_s)} tokens/s   "
-        f"{under_way}reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
+        f"{under_way}reward {_number(overview.reward)}{trend} {_sparkline(overview.reward_curve)}"
     )
-    if by_env := describe_rewards(None, overview.env_rewards):
+    if by_env := describe_rewards(None, overview.rewards):
         yield Text(f"rewards   {printable(by_env)}")
     rows = overview.evaluations
     if rows:
@@ -240,7 +241,7 @@ def _header(overview: Overview) -> Iterator[Text]:
         yield Text(f"warning: {printable(warning)}", style="yellow")
 
 
-def _columns(overview: Overview) -> list[TableColumn]:
+def _columns(overview: RunState) -> list[TableColumn]:
     rows = overview.stages
     slowest = overview.bottleneck.service if overview.bottleneck else None
 
@@ -268,7 +269,7 @@ def _columns(overview: Overview) -> list[TableColumn]:
     ]
 
 
-def _footer(overview: Overview) -> Iterator[Text]:
+def _footer(overview: RunState) -> Iterator[Text]:
     if overview.ended:
         return
     for row in overview.stages:
@@ -280,7 +281,7 @@ def _footer(overview: Overview) -> Iterator[Text]:
         yield Text(f"  {rollout.group}  {human_seconds(rollout.seconds)}  {rollout.url or ''}")
 
 
-def _legend(overview: Overview, shown: Collection[str]) -> Text:
+def _legend(overview: RunState, shown: Collection[str]) -> Text:
     """Say what the columns that are shown mean."""
     if overview.ended:
         times = f"times and rates: of its last steps, {overview.window_s:.3g} s; `lachesis up` would go on with it"

@@ -20,6 +20,7 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.services.observe.run_state import RunState, fields_of_step
 from lachesis.services.observe.services import Quantiles, merged, place
 from lachesis.services.planned_processes import planned_processes
 
@@ -140,10 +141,11 @@ class RunObservation:
     def _newest(self, service: str) -> list[Heartbeat]:
         return [one.newest for one in self.heartbeats.processes(service)]
 
-    def metrics(self, service: str) -> dict[str, float]:
-        """Return the newest figures that a service sent of itself, empty before it has."""
-        beats = [beat for beat in self._newest(service) if beat.metrics]
-        return max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
+    def state(self) -> RunState:
+        """Return the state of the run by the newest figures that its trainer sent."""
+        beats = [beat for beat in self._newest("trainer") if beat.metrics]
+        figures = max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
+        return RunState(run=self.config.run, steps=self.config.training.steps, **fields_of_step(figures))
 
     def stopped(self) -> list[str]:
         """Return what health checks keep from training, in words: an environment and how."""

@@ -17,6 +17,7 @@ from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.demo.observed import RunObservation, StageFigures
 from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.observe.services import Quantiles
+from lachesis.services.observe.summary import totals_of
 
 __all__ = [
     "REQUIRED_POINTS",
@@ -144,7 +145,7 @@ def summarize(
     """Return the summary. `figures`: one mapping a step, as `latest_figures` gives them."""
     groups = sum(len(batch.groups) for batch in observed.batches.values())
     tokens = sum(batch.tokens for batch in observed.batches.values())
-    stages = observed.stages()
+    totals, stages = totals_of(figures), observed.stages()
     restarts = {name: stage.restarts for name, stage in stages.items() if stage.restarts}
     lives = len(observed.supervisor_pids)
     return DemoSummary(
@@ -168,8 +169,8 @@ def summarize(
         generated_tokens=observed.generated_tokens,
         outcomes=dict(sorted(observed.outcomes.items())),
         oversampling=observed.outcomes.total() / groups if groups else None,
-        staleness_mean=finite_mean([step["staleness/mean"] for step in figures if "staleness/mean" in step]),
-        staleness_max=max((step["staleness/max"] for step in figures if "staleness/max" in step), default=None),
+        staleness_mean=totals.staleness_mean,
+        staleness_max=totals.staleness_max,
         teacher=teacher_distance(figures) if config.training.learner.loss.teacher_coef else None,
         end_to_end=end_to_end(observed, figures),
         stages=stages,

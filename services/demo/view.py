@@ -78,7 +78,7 @@ def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAI
 
     The last figures are left out first.
     """
-    trainer = observed.metrics("trainer")
+    state = observed.state()
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
     restarts = len(observed.supervisor_pids) - 1
@@ -86,15 +86,15 @@ def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAI
     return fitting(
         [
             f"{elapsed_s:4.0f} s",
-            f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",
+            f"step {state.step or 0}/{state.steps}",
             *([f"supervisor restarted {restarts}x"] if restarts > 0 else []),
-            *([f"{stopped} by a health check: lachesis health --run {observed.config.run}"] if stopped else []),
-            _maybe("reward", trainer.get("reward/mean"), ".3f"),
+            *([f"{stopped} by a health check: lachesis health --run {state.run}"] if stopped else []),
+            _maybe("reward", state.reward, ".3f"),
             f"held out {curve or '-'}",
             f"{groups_per_s:.1f} groups/s",
             f"{tokens_per_s:.0f} tokens/s",
-            _maybe("staleness", trainer.get("staleness/mean"), ".1f"),
-            _maybe("e2e p99", trainer.get("latency/e2e/p99"), ".1f") + " s",
+            _maybe("staleness", state.staleness, ".1f"),
+            _maybe("e2e p99", state.e2e_p99_s, ".1f") + " s",
         ],
         width,
     )

@@ -11,18 +11,15 @@ import msgspec
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
-from lachesis.schemas.notices import Notice
-from lachesis.services.observe.bottleneck import Bottleneck, find_bottleneck
-from lachesis.services.observe.evaluations import EvaluationStatus
+from lachesis.services.observe.bottleneck import find_bottleneck
 from lachesis.services.observe.notices import outcome_notices
-from lachesis.services.observe.rewards import EnvRewards, rewards_of
+from lachesis.services.observe.rewards import rewards_of
+from lachesis.services.observe.run_state import RunState, SlowRollout, fields_of_step
 from lachesis.services.observe.services import Quantiles, place
 from lachesis.services.observe.window import Recent, StageRow
 
 __all__ = [
-    "Overview",
     "RewardCurve",
-    "SlowRollout",
     "by_outcome",
     "finished",
     "look_back",
@@ -32,52 +29,6 @@ __all__ = [
 
 _REWARDS = 200
 """Steps whose rewards are kept."""
-
-
-class SlowRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that was long under way, seconds from its task to the optimizer step; `url` where Jaeger shows it."""
-
-    group: str
-    seconds: float
-    url: str | None = None
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The run over the last `window_s` seconds, or as it stood when it `ended`; None: not known.
-
-    step: optimizer steps taken; s_per_step: seconds from one to the next. staleness: optimizer steps between policy and
-    training, of the newest batch (mean, largest), `staleness_bound` the most allowed. groups_per_s: groups batched.
-    tokens_per_s: tokens trained on. e2e_p99_s: from task to step, of the newest batch. reward: mean score of the newest
-    step; reward_trend: its growth per step since `top` looks; rewards: by step; env_rewards: of each environment, and
-    of its raters lately. evaluations: the newest held-out one of each environment; warnings: what goes wrong, held-out
-    rates that fell among it. outcomes: groups by what became of them, since the run began. outstanding and capacity:
-    sequences under way, and the most that leases allow.
-    """
-
-    run: str
-    window_s: float
-    step: int | None
-    s_per_step: float | None
-    staleness: float | None
-    staleness_max: float | None
-    staleness_bound: float | None
-    groups_per_s: float | None
-    tokens_per_s: float | None
-    e2e_p99_s: float | None
-    reward: float | None
-    reward_trend: float | None
-    rewards: list[float]
-    outstanding: float | None
-    capacity: float | None
-    outcomes: dict[str, int]
-    bottleneck: Bottleneck | None
-    stages: list[StageRow]
-    slow: list[SlowRollout]
-    evaluations: list[EvaluationStatus] = []
-    env_rewards: dict[str, EnvRewards] = {}
-    ended: bool = False
-    notices: list[Notice] = []
-    warnings: list[str] = []
 
 
 class RewardCurve:
@@ -109,47 +60,44 @@ class RewardCurve:
 
 def overview_at(
     run: str, recent: Recent, rewards: RewardCurve, now_s: float, *, jaeger_url: str | None = None
-) -> Overview:
+) -> RunState:
     """Return the run as of `now_s`."""
     batcher, trainer = recent.figures("batcher"), recent.figures("trainer")
     learned = trainer[-1][1].metrics if trainer else {}
     batched = batcher[-1][1].metrics if batcher else {}
     governor = recent.figures("governor")
     flow = governor[-1][1].metrics if governor else {}
-    step = learned.get("train/step")
-    s_per_step = _per_step(trainer)
+    s_per_step = _seconds_a_step([beat.metrics for _, beat in trainer])
     tokens = [beat.metrics["train/tokens"] for _, beat in trainer if "train/tokens" in beat.metrics]
-    outcomes = _outcomes(batched)
+    # the batcher's staleness is newer than the trainer's, and every service may say rewards
+    step = {name: value for name, value in learned.items() if not name.startswith("staleness/")}
+    step |= {name: value for name, value in batched.items() if name.startswith("staleness/")}
+    every = {name: value for beat in recent.newest() for name, value in beat.metrics.items()}
     rows = [_with_batches(row, trainer, batched) for row in recent.rows(now_s)]
     slow = {group: seconds for beat in recent.newest() for group, seconds in beat.slow.items()}
-    return Overview(
+    return RunState(
         run=run,
         window_s=recent.window_s,
-        step=None if step is None else int(step),
         s_per_step=s_per_step,
-        staleness=batched.get("staleness/mean"),
-        staleness_max=batched.get("staleness/max"),
         staleness_bound=batched.get("staleness/bound"),
         groups_per_s=_rate(batcher, "batching/outcomes/batched"),
         tokens_per_s=sum(tokens) / len(tokens) / s_per_step if tokens and s_per_step else None,
-        e2e_p99_s=learned.get("latency/e2e/p99"),
-        reward=learned.get("reward/mean"),
         reward_trend=rewards.trend(),
-        rewards=rewards.values(),
-        env_rewards=rewards_of({name: value for beat in recent.newest() for name, value in beat.metrics.items()}),
+        reward_curve=rewards.values(),
         outstanding=flow.get("flow/outstanding"),
         capacity=flow.get("flow/capacity"),
-        outcomes=outcomes,
+        outcomes=_outcomes(batched),
         bottleneck=find_bottleneck(rows, flow),
         stages=rows,
         slow=[
             SlowRollout(group=group, seconds=seconds, url=trace_url(jaeger_url, group))
             for group, seconds in sorted(slow.items(), key=lambda item: -item[1])[:5]
         ],
+        **(fields_of_step(step) | {"rewards": rewards_of(every)}),
     )
 
 
-def finished(overview: Overview) -> Overview:
+def finished(overview: RunState) -> RunState:
     """Return a run whose last step is taken.
 
     Services of which nothing is heard any more have ended, and nothing limits it.
@@ -163,32 +111,22 @@ def finished(overview: Overview) -> Overview:
 
 def look_back(
     run: str, services: Iterable[str], steps: Sequence[Mapping[str, float]], outcomes: Mapping[str, int]
-) -> Overview:
+) -> RunState:
     """Return how a run that has ended stood then. `steps`: the figures of its last steps, oldest first."""
     newest = steps[-1] if steps else {}
     rewards = RewardCurve()
     for figures in steps:
         rewards.record_step(figures)
-    return Overview(
+    return RunState(
         run=run,
         ended=True,
         window_s=newest["train/time"] - steps[0]["train/time"] if "train/time" in newest else 0.0,
-        step=int(newest["train/step"]) if "train/step" in newest else None,
         s_per_step=_seconds_a_step(steps),
-        staleness=newest.get("staleness/mean"),
-        staleness_max=newest.get("staleness/max"),
-        staleness_bound=None,
         groups_per_s=newest.get("throughput/groups_per_s"),
         tokens_per_s=newest.get("throughput/tokens_per_s"),
-        e2e_p99_s=newest.get("latency/e2e/p99"),
-        reward=newest.get("reward/mean"),
         reward_trend=rewards.trend(),
-        rewards=rewards.values(),
-        env_rewards=rewards_of(newest),
-        outstanding=None,
-        capacity=None,
+        reward_curve=rewards.values(),
         outcomes=by_outcome(outcomes),
-        bottleneck=None,
         notices=outcome_notices(outcomes),
         stages=[
             StageRow(
@@ -199,7 +137,7 @@ def look_back(
             )
             for service in sorted(services, key=place)
         ],
-        slow=[],
+        **fields_of_step(newest),
     )
 
 
@@ -230,10 +168,6 @@ def _rate(beats: list[tuple[float, Heartbeat]], figure: str) -> float | None:
     known = [beat for _, beat in beats if figure in beat.metrics]
     span_s = (known[-1].time_ns - known[0].time_ns) / 1e9 if known else 0.0
     return (known[-1].metrics[figure] - known[0].metrics[figure]) / span_s if span_s > 0 else None
-
-
-def _per_step(beats: list[tuple[float, Heartbeat]]) -> float | None:
-    return _seconds_a_step([beat.metrics for _, beat in beats])
 
 
 def _seconds_a_step(steps: Sequence[Mapping[str, float]]) -> float | None:

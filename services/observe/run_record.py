@@ -26,7 +26,8 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.plots import draw_run
-from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE, RunSummary, read_steps, summarize_run
+from lachesis.services.observe.run_state import SUMMARY_FIELDS, RunState, project
+from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE, read_steps, summarize_run
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.run.file import run_file_of
 
@@ -122,7 +123,7 @@ class RunSummaryWriter(RunWatcher):
             yield _headline(summary)
             return
         file = path / SUMMARY_FILE
-        content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
+        content = msgspec.json.format(msgspec.json.encode(project(summary, SUMMARY_FIELDS))) + b"\n"
         shortage = write_if_room(file, partial(replace_file, file, content))
         yield _headline(summary)
         if shortage is None:
@@ -140,10 +141,10 @@ def _not_written(what: str, shortage: DiskShortage) -> str:
     return f"{what} in {shortage.path}: the disk is full, {shortage.lack}"
 
 
-def _headline(summary: RunSummary) -> str:
+def _headline(summary: RunState) -> str:
     of = "" if summary.steps is None else f" of {summary.steps}"
     taken = f", from step {summary.first_step} to {summary.step}{of}" if summary.step else ""
-    first, last = summary.reward_first, summary.reward_last
+    first, last = summary.totals.reward_first, summary.totals.reward_last
     reward = "" if first is None or last is None else f"; reward {first:.3g} at first, {last:.3g} at last"
     first_after = summary.to_first_step_s
     waited = "" if first_after is None else f", the first step after {first_after:.1f} s"

@@ -1,13 +1,12 @@
 """Shows the state of this machine's runs from their folders.
 
-No server is queried, so the answer is there at once. For each folder it returns a `RunOverview`, in which None means
-"not known" or "none yet".
+No server is queried, so the answer is there at once. For each folder it returns a `RunState`.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,10 +19,9 @@ from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
-from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
 from lachesis.services.observe.notices import outcome_notices, silent_supervisor
 from lachesis.services.observe.progress import newest_figures
-from lachesis.services.observe.rewards import EnvRewards, rewards_of
+from lachesis.services.observe.run_state import LIVE_STATES, RunState, StateName, fields_of_step
 from lachesis.services.observe.summary import SUMMARY_FILE
 from lachesis.services.run.file import run_file
 from lachesis.services.run.known_runs import known_runs
@@ -39,55 +37,9 @@ from lachesis.services.run.supervisor_state import (
 )
 from lachesis.services.run.trusted import is_trusted
 
-__all__ = ["LIVE_STATES", "RunOverview", "RunState", "look_at_folder", "look_at_runs", "state_of_run"]
+__all__ = ["look_at_folder", "look_at_runs", "state_of_run"]
 
-RunState = Literal[
-    "starting", "running", "stopping", "restarting", "finished", "stopped", "failed", "interrupted", "half deleted",
-    "elsewhere", "unknown",
-]  # fmt: skip
-LIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping", "restarting"})
 _PIDS_FILE = "pids.json"
-
-
-class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. `supervisor`: pid, while it runs here; `ready` of its `processes` are. `started_ns`: Unix time of its last
-    start. `step`: optimizer steps taken of `steps`; `reward` and what follows are of the newest one.
-    `end_to_end_p99_s`: seconds from a task to its optimizer step, lately. `pids`: by process, None for one that does
-    not run. `quarantined`, `halted`: environments that a health check has stopped. `problem`: why something is not
-    known, or why the run failed. `notices`: what stands in the way of a run that goes on, or harms it; of one that has
-    ended without a batch, why. `outcomes`: groups by what became of them since the run began, empty: not known.
-    """
-
-    run: str
-    folder: str
-    state: RunState
-    problem: str | None = None
-    config: str | None = None
-    mode: str | None = None
-    environments: list[str] = []
-    supervisor: int | None = None
-    ready: int | None = None
-    processes: int | None = None
-    started_ns: int | None = None
-    step: int | None = None
-    steps: int | None = None
-    reward: float | None = None
-    rewards: dict[str, EnvRewards] = {}
-    evaluations: list[EvaluationStatus] = []
-    staleness: float | None = None
-    quarantined: list[str] = []
-    halted: list[str] = []
-    end_to_end_p99_s: float | None = None
-    pids: dict[str, int | None] = {}
-    logs: str | None = None
-    trackers: dict[str, str] = {}
-    notices: list[Notice] = []
-    outcomes: dict[str, int] = {}
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a supervisor or who starts it again is at work."""
-        return self.state in LIVE_STATES
 
 
 class _AnySummary(msgspec.Struct):
@@ -98,7 +50,7 @@ class _AnySummary(msgspec.Struct):
     outcomes: dict[str, int] = {}
 
 
-def look_at_runs() -> list[RunOverview]:
+def look_at_runs() -> list[RunState]:
     """Return the runs that this user started on this machine, and those in `runs/` here, newest first."""
     folders = {Path(record.folder): record.run for record in known_runs()}
     for folder in sorted(Path("runs").glob("*")):
@@ -109,7 +61,7 @@ def look_at_runs() -> list[RunOverview]:
     return sorted(found, key=lambda one: (-(one.started_ns or 0), one.run, one.folder))
 
 
-def look_at_folder(run: str, folder: Path) -> RunOverview:
+def look_at_folder(run: str, folder: Path) -> RunState:
     """Return how the run called `run` stands, whose folder is `folder`."""
     state = read_record(folder / STATE_FILE, SupervisorState)
     keeper = read_record(folder / KEEPER_FILE, ProcessRecord)
@@ -121,11 +73,12 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
         keeper_runs=bool(keeper is not None and keeper.runs),
         ended=ended.state,
     )
-    overview = RunOverview(
+    problem = _problem(found, run, state, ended.reason)
+    overview = RunState(
         run=run,
         folder=str(folder),
         state=found,
-        problem=_problem(found, run, state, ended.reason),
+        problems=[] if problem is None else [problem],
         supervisor=state.process.pid if state is not None and state.process.runs else None,
         ready=None if state is None else state.ready,
         processes=None if state is None else state.processes,
@@ -143,9 +96,8 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
     try:
         config = load(run_config_type(), file=file).config
     except (ConfigError, StartupError) as error:
-        return msgspec.structs.replace(
-            overview, problem=overview.problem or f"its configuration is unreadable: {error}"
-        )
+        unreadable = f"its configuration is unreadable: {error}"
+        return msgspec.structs.replace(overview, problems=overview.problems or [unreadable])
     return msgspec.structs.replace(
         overview,
         run=config.run,
@@ -158,7 +110,7 @@ def look_at_folder(run: str, folder: Path) -> RunOverview:
 
 def state_of_run(
     *, deleting: bool, state: SupervisorState | None, supervisor_runs: bool | None, keeper_runs: bool, ended: str
-) -> RunState:
+) -> StateName:
     """Return the state of a run. Pure.
 
     `supervisor_runs` None: the supervisor was started on another machine. `ended`: the state in the run's summary.
@@ -173,13 +125,13 @@ def state_of_run(
         return "elsewhere"
     if state is not None and state.phase != "ended":
         return "interrupted"
-    known: Mapping[str, RunState] = {
+    known: Mapping[str, StateName] = {
         "finished": "finished", "stopped": "stopped", "failed": "failed", "interrupted": "stopped",
     }  # fmt: skip
     return known.get(ended, "unknown")
 
 
-def _problem(found: RunState, run: str, state: SupervisorState | None, reason: str | None) -> str | None:
+def _problem(found: StateName, run: str, state: SupervisorState | None, reason: str | None) -> str | None:
     if found == "failed":
         return reason
     if found == "interrupted":
@@ -191,7 +143,7 @@ def _problem(found: RunState, run: str, state: SupervisorState | None, reason: s
     return None
 
 
-def _notices(folder: Path, found: RunState, outcomes: Mapping[str, int]) -> list[Notice]:
+def _notices(folder: Path, found: StateName, outcomes: Mapping[str, int]) -> list[Notice]:
     if found not in LIVE_STATES:
         return outcome_notices(outcomes)
     said = read_notices(folder)
@@ -227,26 +179,9 @@ def _exists(pid: int) -> bool:
 def _newest(folder: Path) -> dict[str, Any]:
     """Return what the newest figures of a run say."""
     try:
-        figures = newest_figures(folder)
+        return fields_of_step(newest_figures(folder))
     except OSError:
         return {}
-    step = figures.get("train/step")
-    return {
-        "step": None if step is None else int(step),
-        "reward": figures.get("reward/mean"),
-        "rewards": rewards_of(figures),
-        "evaluations": evaluation_rows_of_figures(figures),
-        "staleness": figures.get("staleness/mean"),
-        "quarantined": _environments(figures, "quarantined"),
-        "halted": _environments(figures, "halted"),
-        "end_to_end_p99_s": figures.get("latency/e2e/rolling_p99"),
-    }
-
-
-def _environments(figures: Mapping[str, float], standing: str) -> list[str]:
-    """Return the environments that the health checks have left in a standing."""
-    names = (name.split("/") for name, value in figures.items() if value)
-    return sorted(name[1] for name in names if len(name) == 3 and name[0] == "health" and name[2] == standing)
 
 
 def _trackers(config: RunConfig) -> dict[str, str]:

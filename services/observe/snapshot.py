@@ -1,7 +1,7 @@
 """How a run stands at one moment: what `status` shows, gathered from the bus in one go.
 
-Reads the bus and the run's configuration and returns a `RunSnapshot`, in which None means "not known" or "none yet".
-Nothing is written. A consumer is made only where a stream is nearly full, to say who filled it.
+Reads the bus and the run's configuration and returns a `RunState`. Nothing is written. A consumer is made only where a
+stream is nearly full, to say who filled it.
 """
 
 import time
@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import anyio
-import msgspec
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
@@ -30,17 +29,18 @@ from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.notices import Notice
-from lachesis.schemas.promotion import PromotionOutcome
-from lachesis.services.observe.evaluations import (
-    EvaluationStatus,
-    evaluation_rows,
-    evaluation_rows_of_figures,
-    evaluation_warnings,
-)
+from lachesis.services.observe.evaluations import evaluation_rows, evaluation_warnings
 from lachesis.services.observe.notices import NoticeWatch, outcome_notices
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.progress import newest_figures
-from lachesis.services.observe.rewards import EnvRewards, rewards_of
+from lachesis.services.observe.run_state import (
+    LedgerStatus,
+    PolicyStatus,
+    RunState,
+    StreamStatus,
+    TrainerStatus,
+    fields_of_step,
+)
 from lachesis.services.observe.services import ServiceStatus, merge
 from lachesis.services.planned_processes import planned_services
 from lachesis.services.preflight.cluster import cluster_problems
@@ -60,8 +60,6 @@ from lachesis.services.run.store import find_lost_store
 
 __all__ = [
     "ANSWER_S",
-    "RunSnapshot",
-    "StreamStatus",
     "look_at_run",
     "notices_of_run",
     "snapshot_of_folder",
@@ -78,86 +76,7 @@ _LATE_ANSWER_S = 0.6
 """Seconds, where an answer takes milliseconds, after which the cause of its absence is queried."""
 
 
-class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream or bucket; `bytes` of its `max_bytes` budget are taken."""
-
-    name: str
-    messages: int
-    bytes: int
-    max_bytes: int
-    first: int
-    last: int
-    replicas: int
-
-
-class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry.
-
-    `promoted` is the newest promotion, None: rollouts are judged by the run's configuration.
-    """
-
-    index: int
-    batches: int
-    watermark: int
-    outcomes: dict[str, int]
-    age_s: float
-    promoted: PromotionOutcome | None = None
-
-
-class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest published weights."""
-
-    version: str
-    step: int
-    age_s: float
-
-
-class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer has made durable."""
-
-    step: int
-    batches: int
-    voids: int
-    """Batches since the report before of which nothing was trained."""
-    dropped: int
-    """Groups since the report before that could not be used, in batches that were trained without them."""
-    policy_version: str
-    checkpoint: str
-    age_s: float
-
-
-class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
-    `finished`: all of its `steps` are taken and durable. `step`: optimizer steps taken.
-
-    `problems`: why something is not known. `streams` None: not known. `inference`: URL of the server of each role.
-    evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
-    environment in it, and lately of each of its raters. notices: what stands in the way of the run or harms it.
-    warnings: held-out rates that fell.
-    """
-
-    run: str
-    ended: bool
-    finished: bool
-    step: int | None
-    steps: int | None
-    server: str
-    server_version: str
-    problems: list[str]
-    streams: list[StreamStatus] | None
-    services: list[ServiceStatus]
-    ledger: LedgerStatus | None
-    policy: PolicyStatus | None
-    trainer: TrainerStatus | None
-    inference: dict[str, str] = {}
-    evaluations: list[EvaluationStatus] = []
-    reward: float | None = None
-    rewards: dict[str, EnvRewards] = {}
-    warnings: list[str] = []
-    notices: list[Notice] = []
-
-
-async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) -> None:
+async def look_at_run(config: RunConfig, show: Callable[[RunState], None]) -> None:
     """Call `show` with the snapshot, `ANSWER_S` after the call at the latest.
 
     The connection is closed after that.
@@ -193,28 +112,15 @@ def _server_of(config: RunConfig) -> str:
     return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
 
 
-def snapshot_of_folder(config: RunConfig, problem: str) -> "RunSnapshot":
+def snapshot_of_folder(config: RunConfig, problem: str) -> RunState:
     """Return what the run's folder shows when its server cannot be queried; `problem` says why."""
-    figures = newest_figures(config.path)
-    step = int(figures["train/step"]) if "train/step" in figures else None
-    return RunSnapshot(
+    return RunState(
         run=config.run,
-        ended=False,
-        finished=False,
-        step=step,
         steps=config.training.steps,
-        server="",
-        server_version="",
         problems=[problem],
-        streams=None,
         services=merge([], planned_services(config), absent="unknown"),
-        ledger=None,
-        policy=None,
-        trainer=None,
-        evaluations=evaluation_rows_of_figures(figures),
-        reward=figures.get("reward/mean"),
-        rewards=rewards_of(figures),
         notices=_notices_without_server(config, problem),
+        **fields_of_step(newest_figures(config.path)),
     )
 
 
@@ -224,7 +130,7 @@ def _notices_without_server(config: RunConfig, problem: str) -> list[Notice]:
     return watch.notices(time.monotonic())
 
 
-async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) -> "RunSnapshot":
+async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) -> RunState:
     """Return the snapshot by `until_s` of the event loop's clock.
 
     It listens to heartbeats first if the run may still go on.
@@ -278,13 +184,13 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
     absent = "ended" if ended else "finished" if finished else "unknown" if problems else "silent"
     services = merge(beats, planned, absent=absent)
     trainer = found.get("trainer")
-    figures = newest_figures(config.path) | _training_figures(services)
-    steps_known = [int(figures["train/step"])] if "train/step" in figures else []
-    return RunSnapshot(
+    known = fields_of_step(newest_figures(config.path) | _training_figures(services))
+    known["step"] = max((one for one in (known["step"], trainer and trainer.step) if one is not None), default=None)
+    known["evaluations"] = evaluation_rows(reader.evaluations)
+    return RunState(
         run=config.run,
         ended=ended,
         finished=finished,
-        step=max([*steps_known, *([trainer.step] if trainer else [])], default=None),
         steps=config.training.steps,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
@@ -295,13 +201,11 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
         policy=found.get("policy"),
         trainer=trainer,
         inference={} if ended else found.get("inference", {}),
-        evaluations=evaluation_rows(reader.evaluations),
-        reward=figures.get("reward/mean"),
-        rewards=rewards_of(figures),
         warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
         notices=outcome_notices(found["ledger"].outcomes if found.get("ledger") else {})
         if ended
         else _derived_notices(config, heard, found, problems, finished=finished),
+        **known,
     )
 
 

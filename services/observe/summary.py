@@ -6,7 +6,6 @@ of the last start.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -15,45 +14,13 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.services.observe.evaluations import EvaluationStatus
-from lachesis.services.observe.rewards import EnvRewards, rewards_of
-from lachesis.services.observe.services import Quantiles
+from lachesis.services.observe.run_state import EnvRates, RunState, RunTotals, fields_of_step
 
-__all__ = ["PLOTS", "SUMMARY_FILE", "RunSummary", "read_steps", "summarize_run"]
+__all__ = ["PLOTS", "SUMMARY_FILE", "read_steps", "summarize_run", "totals_of"]
 
 SUMMARY_FILE = "summary.json"
 PLOTS = "plots"
 _KEPT = ("train/step", "train/time", "train/sequences", "train/tokens", "reward/", "staleness/", "latency/", "eval/")
-
-
-class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are seconds; None: not known. `first_step`: where the last start began, `step`: the last one taken of
-    `steps`. `reward_first` and `reward_last`: means over the first and the last tenth of the steps. `rewards`: of the
-    newest step. `end_to_end` and `staleness_*` are in seconds and optimizer steps. `wall_s`, `to_first_step_s` (from
-    the start to the end of its first step), `restarts` and `notices`, what stood in the way, are of the last start
-    alone. `reason`: why it failed.
-    """
-
-    run: str
-    state: Literal["finished", "stopped", "failed"]
-    reason: str | None
-    first_step: int
-    step: int
-    steps: int | None
-    wall_s: float
-    to_first_step_s: float | None
-    sequences: int
-    tokens: int
-    outcomes: dict[str, int]
-    reward_first: float | None
-    reward_last: float | None
-    rewards: dict[str, EnvRewards]
-    staleness_mean: float | None
-    staleness_max: float | None
-    end_to_end: Quantiles
-    evaluations: list[EvaluationStatus]
-    restarts: dict[str, int]
-    places: dict[str, str]
-    notices: list[PastNotice] = []
 
 
 def read_steps(folder: Path) -> list[dict[str, float]]:
@@ -83,38 +50,54 @@ def summarize_run(
     places: Mapping[str, Path],
     started_s: float | None = None,
     notices: Sequence[PastNotice] = (),
-) -> RunSummary:
-    """Return the summary of a run that has ended; `reason`: why it failed, if it did.
+) -> RunState:
+    """Return the state of a run that has ended, of which `SUMMARY_FIELDS` are written.
 
-    `started_s`: when its last start was, Unix seconds; None: not known.
+    `reason`: why it failed, if it did. `started_s`: when its last start was, Unix seconds; None: not known.
     """
-    newest = steps[-1] if steps else {}
-    step = int(newest.get("train/step", 0))
-    finished = config.training.steps is not None and step >= config.training.steps
-    rewards = [row["reward/mean"] for row in steps if "reward/mean" in row]
-    tenth = max(1, len(rewards) // 10)
+    known = fields_of_step(steps[-1] if steps else {})
+    known["step"], known["evaluations"] = known["step"] or 0, list(evaluations)
+    finished = config.training.steps is not None and known["step"] >= config.training.steps
     ended_s = next((row.get("train/time") for row in steps if row.get("train/step", 0.0) > first_step), None)
-    staleness = [row["staleness/mean"] for row in steps if "staleness/mean" in row]
-    return RunSummary(
+    return RunState(
         run=config.run,
         state="failed" if reason is not None else "finished" if finished else "stopped",
-        reason=reason,
+        problems=[] if reason is None else [reason],
         first_step=first_step,
-        step=step,
         steps=config.training.steps,
         wall_s=wall_s,
         to_first_step_s=None if started_s is None or ended_s is None else ended_s - started_s,
-        sequences=int(sum(row.get("train/sequences", 0.0) for row in steps)),
-        tokens=int(sum(row.get("train/tokens", 0.0) for row in steps)),
         outcomes=dict(outcomes),
-        reward_first=finite_mean(rewards[:tenth]),
-        reward_last=finite_mean(rewards[-tenth:]),
-        rewards=rewards_of(newest),
-        staleness_mean=finite_mean(staleness),
-        staleness_max=max((row["staleness/max"] for row in steps if "staleness/max" in row), default=None),
-        end_to_end=Quantiles(*(newest.get(f"latency/e2e/rolling_{label}") for label in ("p50", "p95", "p99"))),
-        evaluations=list(evaluations),
+        totals=totals_of(steps),
         restarts={name: count for name, count in restarts.items() if count},
         places={name: str(path) for name, path in places.items() if path.exists()},
-        notices=list(notices),
+        past_notices=list(notices),
+        **known,
     )
+
+
+def totals_of(steps: Sequence[Mapping[str, float]]) -> RunTotals:
+    """Return the totals over the figures of a run's steps. Pure."""
+    rewards = [row["reward/mean"] for row in steps if "reward/mean" in row]
+    tenth = max(1, len(rewards) // 10)
+    return RunTotals(
+        sequences=int(sum(row.get("train/sequences", 0.0) for row in steps)),
+        tokens=int(sum(row.get("train/tokens", 0.0) for row in steps)),
+        reward_first=finite_mean(rewards[:tenth]),
+        reward_last=finite_mean(rewards[-tenth:]),
+        staleness_mean=finite_mean([row["staleness/mean"] for row in steps if "staleness/mean" in row]),
+        staleness_max=max((row["staleness/max"] for row in steps if "staleness/max" in row), default=None),
+        held_out=_held_out(steps),
+    )
+
+
+def _held_out(steps: Sequence[Mapping[str, float]]) -> dict[str, EnvRates]:
+    """Return the held-out rates by environment."""
+    rates: dict[str, list[float]] = {}
+    for figures in steps:
+        for name, value in figures.items():
+            kind, _, rest = name.partition("/")
+            env, _, measure = rest.rpartition("/")
+            if kind == "eval" and measure.startswith("avg@"):
+                rates.setdefault(env, []).append(value)
+    return {env: EnvRates(first=values[0], last=values[-1], best=max(values)) for env, values in rates.items()}

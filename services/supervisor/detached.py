@@ -22,7 +22,8 @@ import anyio.abc
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StartupError
-from lachesis.services.observe.runs import RunOverview, look_at_folder
+from lachesis.services.observe.run_state import RunState
+from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,
@@ -41,7 +42,7 @@ _TAIL_LINES = 15
 _MAX_LOG_BYTES = 1 << 16
 
 
-async def start_run(config: RunConfig, arguments: Sequence[str], tell: Tell, *, wait: bool = True) -> RunOverview:
+async def start_run(config: RunConfig, arguments: Sequence[str], tell: Tell, *, wait: bool = True) -> RunState:
     """Start the run in the background and return how it stands once it is ready.
 
     `arguments`: what gives `lachesis up` the configuration; without `wait` it returns once the run has begun; `tell`
@@ -129,7 +130,7 @@ async def _until(keeper: int, messages: anyio.abc.UNIXDatagramSocket, tell: Tell
     return ended
 
 
-async def stop_run(run: str, folder: Path, tell: Tell, *, now: bool = False) -> RunOverview:
+async def stop_run(run: str, folder: Path, tell: Tell, *, now: bool = False) -> RunState:
     """Stop a run in order and return how it stands when it has ended.
 
     `now`: nothing is left to drain. `tell` gets a line at each step of the stop. Raises `NotFoundError` if it does not
@@ -195,7 +196,7 @@ def _signal(process: ProcessRecord | None, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _progress(overview: RunOverview) -> str:
+def _progress(overview: RunState) -> str:
     left = [
         name for name, pid in overview.pids.items() if pid is not None and name not in {"supervisor", "nats-server"}
     ]

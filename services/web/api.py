@@ -25,9 +25,10 @@ from lachesis.services.observe.group_reader import read_group_page
 from lachesis.services.observe.groups import GroupFilter, GroupOrder
 from lachesis.services.observe.health import checked_environments, read_health
 from lachesis.services.observe.progress import newest_figures
-from lachesis.services.observe.runs import LIVE_STATES, RunState, look_at_folder
+from lachesis.services.observe.run_state import FOLDER_FIELDS, STATUS_FIELDS, RunState, StateName, project
+from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.observe.series import CurveReader
-from lachesis.services.observe.snapshot import RunSnapshot, snapshot_of_folder, take_snapshot
+from lachesis.services.observe.snapshot import snapshot_of_folder, take_snapshot
 from lachesis.services.web.shared_history import SharedHistory
 from lachesis.services.web.token_texts import TokenTexts
 
@@ -50,6 +51,7 @@ MAX_COMPARED = 50_000
 _DISPUTED = 8
 _SNAPSHOT_S = 2.0
 """Seconds for which a snapshot is looked for, and then shown to everybody."""
+_PAGE_FIELDS = tuple(dict.fromkeys((*FOLDER_FIELDS, *STATUS_FIELDS)))
 _RANGES = ("score", "disagreement", "advantage", "step", "policy_step")
 
 Query = Mapping[str, list[str]]
@@ -76,7 +78,7 @@ def bounded(value: Any, chars: int = _MAX_ANSWER_CHARS) -> Any:
     return cut(value)
 
 
-def shown_state(in_folder: RunState, snapshot: RunSnapshot) -> str:
+def shown_state(in_folder: StateName, snapshot: RunState) -> str:
     """Return how a run stands: by its folder, or if no `up` here started it, by its services. Pure."""
     if in_folder not in {"unknown", "elsewhere"}:
         return in_folder
@@ -98,34 +100,29 @@ class RunApi:
         self._curves = CurveReader(config.path)
         self._reading_curves = anyio.Lock()
         self._tokens = TokenTexts(config)
-        self._snapshot: RunSnapshot | None = None
+        self._snapshot: RunState | None = None
         self._snapshot_s = float("-inf")
         self._taking_snapshot = anyio.Lock()
         self._comparing = anyio.Lock()  # one at a time: each holds two revisions in memory
 
     async def run(self, query: Query) -> Any:
-        """Return how the run stands: the facts of its folder, and the snapshot of `lachesis status`."""
+        """Return the state of the run by its folder and, where the server says more, by its server."""
         _check_names(query)
-        overview = await anyio.to_thread.run_sync(look_at_folder, self._config.run, self._config.path)
+        in_folder = await anyio.to_thread.run_sync(look_at_folder, self._config.run, self._config.path)
         snapshot = await self._newest_snapshot()
+        lines = notice_lines(snapshot.notices, time.time_ns())
         return bounded(
             msgspec.to_builtins(
-                {
-                    "run": self._config.run,
+                project(_merged(in_folder, snapshot), _PAGE_FIELDS)
+                | {
                     "now_ns": time.time_ns(),
-                    "state": shown_state(overview.state, snapshot),
-                    "goes_on": overview.state in LIVE_STATES or not (snapshot.ended or snapshot.finished),
+                    "state": shown_state(in_folder.state, snapshot),
+                    "goes_on": in_folder.is_live or not (snapshot.ended or snapshot.finished),
                     "environments": list(self._config.environments),
                     "raters": _raters(self._config, snapshot),
-                    "overview": overview,
-                    "snapshot": snapshot,
                     "notices": [
-                        {"text": text, "stops": one.stops}
-                        for one, text in zip(
-                            snapshot.notices, notice_lines(snapshot.notices, time.time_ns()), strict=True
-                        )
+                        {"text": text, "stops": one.stops} for one, text in zip(snapshot.notices, lines, strict=True)
                     ],
-                    "warnings": snapshot.warnings,
                 }
             )
         )
@@ -217,7 +214,7 @@ class RunApi:
             columns["texts"] = None if isinstance(texts, str) else [text[:MAX_TEXT_CHARS] for text in texts[number]]
         return {**bounded(answer), "tokens": tokens, "texts_reason": texts if isinstance(texts, str) else None}
 
-    async def _newest_snapshot(self) -> RunSnapshot:
+    async def _newest_snapshot(self) -> RunState:
         """Return the snapshot, at most `_SNAPSHOT_S` old; of a run that has ended the one that there is."""
         async with self._taking_snapshot:
             newest = self._snapshot
@@ -247,7 +244,14 @@ class RunApi:
         return False
 
 
-def _raters(config: RunConfig, snapshot: RunSnapshot) -> list[str]:
+def _merged(in_folder: RunState, snapshot: RunState) -> RunState:
+    """Return the state of a run by its folder, with the fields that its server says."""
+    by_server = {name: getattr(snapshot, name) for name in STATUS_FIELDS if getattr(snapshot, name) is not None}
+    by_server["problems"] = [*in_folder.problems, *snapshot.problems]
+    return msgspec.structs.replace(in_folder, **by_server)
+
+
+def _raters(config: RunConfig, snapshot: RunState) -> list[str]:
     """Return whose ratings groups have: the configured raters, then what the newest rewards name."""
     scorings = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
     configured = (rater.name or rater.rater for scoring in scorings for rater in scoring.raters)

@@ -235,28 +235,24 @@ class Overview extends View {
     refill(this.main, this.head, element("h2", {}, "Training"), this.charts.place, this.health, this.state);
   }
   headline(facts) {
-    const { overview, snapshot } = facts;
-    const step = snapshot.step ?? overview.step;
-    const steps = snapshot.steps ?? overview.steps;
+    const { step, steps, policy, ledger } = facts;
     const made = [element("h1", {}, step === null ? "Before its first step" : `Step ${number(step)}${steps === null ? "" : ` of ${number(steps)}`}`)];
     if (step !== null && steps) {
       const share = Math.min(100, (100 * step) / steps);
       made.push(element("div", { class: "progress", role: "progressbar", "aria-label": "Optimizer steps", "aria-valuenow": step, "aria-valuemin": 0, "aria-valuemax": steps }, element("span", { style: { width: `${share}%` } })));
     }
-    for (const text of [overview.problem, ...snapshot.problems]) if (text) made.push(element("p", { class: "problem" }, text));
+    for (const text of facts.problems) made.push(element("p", { class: "problem" }, text));
     for (const one of facts.notices) made.push(element("p", { class: one.stops ? "problem" : "warning" }, one.text));
     for (const text of facts.warnings) made.push(element("p", { class: "warning" }, text));
-    const figures = [["Training reward", number(snapshot.reward), ratersText(snapshot.rewards)]];
-    for (const one of snapshot.evaluations) {
+    const figures = [["Training reward", number(facts.reward), ratersText(facts.rewards)]];
+    for (const one of facts.evaluations) {
       const interval = one.low === null ? "" : ` [${number(one.low)}, ${number(one.high)}]`;
       const change = one.first_step === one.step ? `step ${one.step}` : `step ${one.step}; ${number(one.first)} at step ${one.first_step}`;
       figures.push([`Held out, ${one.env}`, number(one.rate) + interval, one.greedy === null ? change : `${change}; greedy ${number(one.greedy)}`]);
     }
-    figures.push(["Staleness", number(overview.staleness), "optimizer steps, mean of the newest batch"]);
-    figures.push(["Task to step, p99", seconds(overview.end_to_end_p99_s), "lately"]);
-    const policy = snapshot.policy;
+    figures.push(["Staleness", number(facts.staleness), "optimizer steps, mean of the newest batch"]);
+    figures.push(["Task to step, p99", seconds(facts.end_to_end_p99_s), "lately"]);
     figures.push(["Policy", policy ? `step ${number(policy.step)}` : "-", policy ? `published ${seconds(policy.age_s)} ago` : "none published yet"]);
-    const ledger = snapshot.ledger;
     figures.push(["Batches", ledger ? number(ledger.batches) : "-", ledger ? `every rollout up to ${number(ledger.watermark)} has its outcome` : ""]);
     made.push(element("div", { class: "figures" }, figures.map(([name, value, more]) =>
       element("div", { class: "card figure" }, element("span", { class: "quiet small" }, name), element("b", {}, value), element("span", { class: "quiet small" }, more)))));
@@ -276,21 +272,21 @@ class Overview extends View {
     }
     return made;
   }
-  tables({ snapshot }) {
+  tables(facts) {
     const made = [];
-    const outcomes = Object.entries(snapshot.ledger?.outcomes ?? {});
+    const outcomes = Object.entries(facts.ledger?.outcomes ?? {});
     if (outcomes.length) {
       const total = outcomes.reduce((sum, [, count]) => sum + count, 0);
       made.push(element("h2", {}, "What became of the groups"), table(["Outcome", "Groups", "Share"], outcomes.map(([kind, count]) => [
         link(`#/rollouts?state=${encodeURIComponent(kind === "batched" ? "trained" : kind)}`, kind), numeric(number(count)),
         element("td", {}, meter(count / total), ` ${number(Math.round((1000 * count) / total) / 10)} %`)])));
     }
-    const services = snapshot.services.filter((row) => row.instances.length);
+    const services = facts.services.filter((row) => row.instances.length);
     if (services.length) {
       made.push(element("h2", {}, "Services"), table(["Service", "State", "Lag", "In work", "Handled", "Dead", "Wait p99", "Process p99"], services.map((row) => [
         row.service + (row.instances.length > 1 ? ` \u00d7 ${row.instances.length}` : ""), pill(row.state), numeric(number(row.lag)), numeric(number(row.in_flight)), numeric(number(row.handled)), numeric(number(row.dead)), numeric(seconds(row.wait?.p99)), numeric(seconds(row.process?.p99))])));
     }
-    const streams = (snapshot.streams ?? []).filter((row) => row.messages);
+    const streams = (facts.streams ?? []).filter((row) => row.messages);
     if (streams.length) {
       made.push(element("h2", {}, "Streams"), table(["Stream", "Messages", "Bytes", "Budget", "Full"], streams.map((row) => [
         row.name, numeric(number(row.messages)), numeric(bytes(row.bytes)), numeric(bytes(row.max_bytes)),
@@ -450,7 +446,7 @@ class Rollouts extends View {
     const choice = (name, label, values) => element("label", {}, label, element("select", { name }, element("option", { value: "" }, "any"),
       [...new Set([...values, ...(value(name) ? [value(name)] : [])])].map((one) => element("option", { value: one, selected: one === value(name) }, one))));
     const field = (name, label, more = {}, text = value(name)) => element("label", {}, label, element("input", { name, value: text, autocomplete: "off", ...more }));
-    const outcomes = [...new Set([...OUTCOMES, ...Object.keys(runFacts.snapshot.ledger?.outcomes ?? {})])];
+    const outcomes = [...new Set([...OUTCOMES, ...Object.keys(runFacts.ledger?.outcomes ?? {})])];
     const numberField = { type: "number", step: "any" };
     const form = element("form", { class: "filters", role: "search", "aria-label": "Filter rollouts", onsubmit: (event) => { event.preventDefault(); this.apply(new FormData(form)); } },
       choice("env", "Environment", runFacts.environments), choice("state", "Outcome", outcomes),

@@ -25,7 +25,8 @@ from lachesis.pipeline.errors import AccessError, StreamFullError
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import BUCKET, ROLLOUTS, STREAMS, stream_name
-from lachesis.services.observe.snapshot import RunSnapshot, look_at_run
+from lachesis.services.observe.run_state import RunState
+from lachesis.services.observe.snapshot import look_at_run
 from lachesis.services.preflight.server import check_server
 
 SMALL = StreamsConfig(
@@ -54,7 +55,7 @@ def config(server: Secured, tmp_path: Path) -> RunConfig:
 
 async def said(config: RunConfig) -> tuple[list[str], list[str]]:
     """Return what `doctor` and `status` warn of, finding and mend in one."""
-    snapshots: list[RunSnapshot] = []
+    snapshots: list[RunState] = []
     doctor = [f"{one.check}: {one.text}. {one.mend}" for one in await check_server(config) if one.level == "WARN"]
     await look_at_run(config, snapshots.append)
     return doctor, [notice_line(one) for one in snapshots[0].notices]

@@ -36,15 +36,17 @@ def summary(steps: int | None, rows: list[dict[str, float]], reason: str | None 
 
 def test_it_is_of_the_whole_run_with_what_is_of_the_last_start_named() -> None:
     found = summary(20, STEPS)
-    assert (found.state, found.first_step, found.step, found.sequences, found.tokens) == ("finished", 5, 20, 160, 2000)
-    assert (found.reward_first, found.reward_last) == (pytest.approx(0.15), pytest.approx(1.95))
-    assert (found.staleness_mean, found.staleness_max, found.end_to_end.p50) == (1.0, 2.0, 2.0)
+    totals = found.totals
+    assert (found.state, found.first_step, found.step) == ("finished", 5, 20)
+    assert (totals.sequences, totals.tokens) == (160, 2000)
+    assert (totals.reward_first, totals.reward_last) == (pytest.approx(0.15), pytest.approx(1.95))
+    assert (totals.staleness_mean, totals.staleness_max, found.end_to_end.p50) == (1.0, 2.0, 2.0)
     assert found.rewards["sums"].raters == {"numeric": 0.25}
     assert (found.restarts, list(found.places)) == ({"trainer": 2}, ["here"])
     assert found.to_first_step_s == 16.0  # the sixth, which is its first
     assert summary(20, STEPS[:5]).to_first_step_s is None
     assert summary(21, STEPS).state == summary(None, STEPS).state == "stopped"
-    assert (summary(20, STEPS, "out of luck").state, summary(20, []).reward_first) == ("failed", None)
+    assert (summary(20, STEPS, "out of luck").state, summary(20, []).totals.reward_first) == ("failed", None)
 
 
 def test_figures_that_are_not_needed_and_a_line_that_was_cut_off_are_left_out(tmp_path: Path) -> None:

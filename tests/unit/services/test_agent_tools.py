@@ -19,7 +19,8 @@ from lachesis.services.agent import tools as agent_tools
 from lachesis.services.agent.commands import CommandError, call_command
 from lachesis.services.agent.server import HTTP_PATH, make_server, serve_http
 from lachesis.services.agent.tools import AgentTools
-from lachesis.services.observe.runs import RunOverview, look_at_folder
+from lachesis.services.observe.run_state import RunState
+from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.notices_file import NoticesWriter
 from lachesis.services.run.supervisor_state import STATE_FILE, ProcessRecord, SupervisorState
 
@@ -135,10 +136,10 @@ async def test_a_test_of_inference_is_bounded(
 async def test_agents_start_no_more_runs_than_the_operator_allows(
     tools: AgentTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = [RunOverview(run=f"r{i}", folder="/x", state="running" if i else "stopped") for i in range(9)]
+    live = [RunState(run=f"r{i}", folder="/x", state="running" if i else "stopped") for i in range(9)]
     started: list[str] = []
 
-    async def start(config: RunConfig, *_: object, **__: object) -> RunOverview:
+    async def start(config: RunConfig, *_: object, **__: object) -> RunState:
         started.append(config.run)
         return live[1]
 

@@ -14,7 +14,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.notices import Notice
 from lachesis.services.cli.options import _run_name
 from lachesis.services.observe.run_logs import follow_logs, log_files, newest_lines
-from lachesis.services.observe.run_results import EnvRates, held_out_rates, results_of
+from lachesis.services.observe.run_results import results_of
+from lachesis.services.observe.run_state import EnvRates
 from lachesis.services.observe.runs import look_at_folder, look_at_runs, state_of_run
 from lachesis.services.output import print_json
 from lachesis.services.run import notices_file
@@ -117,8 +118,9 @@ async def test_a_run_says_where_it_stands_and_what_it_came_to(folder: Path) -> N
     assert (found.run, found.state, found.problem, found.step) == ("mine", "failed", "no more", 10)
     assert found.rewards["sums"].success == 0.5
     results = results_of(config)
-    assert (results.reward_first, results.reward_last, results.sequences) == (0.1, 1.0, 40)
-    assert results.evaluations == {"sums": EnvRates(first=0.2, last=0.7, best=0.9)} == held_out_rates(rows)
+    totals = results.totals
+    assert (totals.reward_first, totals.reward_last, totals.sequences) == (0.1, 1.0, 40)
+    assert totals.held_out == {"sums": EnvRates(first=0.2, last=0.7, best=0.9)}
 
 
 async def test_the_file_that_a_run_wrote_does_not_hide_the_one_that_it_was_started_with(folder: Path) -> None:
