@@ -3,7 +3,8 @@
 Pure, except for the check whether a model's folder exists.
 
 The types also say what a setting reaches beyond numbers and choices: `Address` of a server that is queried or served,
-`ProgramArguments`, `CodeParams` of code that the configuration names. `reach_of` returns this for a setting's path.
+`ProgramArguments`, `CodeParams` of code that the configuration names. `reach_of` returns this for a setting's path. An
+`OpenSwitch` lets other users or processes of the machine in, when it is set in one of its two ways.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`;
@@ -28,11 +29,13 @@ __all__ = [
     "CodePath",
     "FilePath",
     "ModelPath",
+    "OpenSwitch",
     "ProgramArguments",
     "ProgramPath",
     "TemplatePath",
     "code_name",
     "expand_home",
+    "opens_run",
     "reach_of",
     "resolve_paths",
 ]
@@ -47,6 +50,8 @@ _REACH = "reach"
 Address = Annotated[str, Meta(extra={_REACH: "address"})]
 ProgramArguments = Annotated[list[str], Meta(extra={_REACH: "arguments of a program"})]
 CodeParams = Annotated[dict[str, Any], Meta(extra={_REACH: "parameters of code"})]
+_OPENS = "opens"
+OpenSwitch = Annotated[bool, Meta(extra={_OPENS: "run"})]
 
 
 def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: str = "") -> Any:
@@ -103,14 +108,24 @@ def reach_of(kind: Any, path: str) -> tuple[str, int] | None:
         plain, reach = _reached(hint)
         if reach is not None:
             return reach, place
-        if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
-            hint = get_type_hints(plain, include_extras=True).get(part, Any)
-        elif get_origin(plain) is dict:
-            hint = get_args(plain)[1]
-        else:
-            return None
+        hint = _hint_inside(plain, part)
     reach = _anything_reached(hint, set())
     return None if reach is None else (reach, len(parts))
+
+
+def opens_run(kind: Any, path: str) -> bool:
+    """Whether the setting at a dotted path is an `OpenSwitch`."""
+    hint = kind
+    for part in path.split("."):
+        hint = _hint_inside(_reached(hint)[0], part)
+    return any(_extra(note, _OPENS) for note in getattr(hint, "__metadata__", ()))
+
+
+def _hint_inside(plain: Any, part: str) -> Any:
+    """Return the type of one part of a struct or of a table, Any where there is none of that name."""
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        return get_type_hints(plain, include_extras=True).get(part, Any)
+    return get_args(plain)[1] if get_origin(plain) is dict else Any
 
 
 def _reached(hint: Any) -> tuple[Any, str | None]:

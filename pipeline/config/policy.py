@@ -26,7 +26,7 @@ name in its path frees it:
     choices = ["easy", "hard"]
 
 Their types say which settings these are (`config.paths`). So are the switches that let other users and processes of the
-machine in: `gateway.needs_token`, `shared_files`.
+machine in, for example `shared_files`.
 """
 
 import re
@@ -39,7 +39,7 @@ import msgspec
 
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.paths import reach_of
+from lachesis.pipeline.config.paths import opens_run, reach_of
 from lachesis.pipeline.config.secrets import masked
 from lachesis.schemas.errors import ConfigError
 
@@ -51,9 +51,6 @@ _BUILTIN = re.compile(r"[A-Za-z0-9_+@-]+")
 
 _CODE_PARAMS = frozenset({"place", "python"})
 """Parameters of the kinds `atropos` and `steps` that name what is run; a rule for all parameters does not free them."""
-
-_DOORS = ("gateway.needs_token", "shared_files")
-"""Switches that open a run to other users and processes of the machine."""
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +115,7 @@ class ConfigPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         last = path.rpartition(".")[2]
         if self.is_policy and last in _CODE_PARAMS and ".params." in path and (named or "").rpartition(".")[2] != last:
             return "locked by the operator's policy, which has no rule by its name: it names code or a program"
-        if path in _DOORS and self.is_policy and named != path:
+        if self.is_policy and named != path and opens_run(run_config_type(), path):
             return "locked by the operator's policy, which has no rule by its name: it lets others in"
         return "locked by the operator's policy" if named is None and self.others == "locked" else None
 

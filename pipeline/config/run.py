@@ -11,7 +11,7 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.common.trainability import TrainerReads
-from lachesis.pipeline.config.paths import CodeParams, CodePath, FilePath, ModelPath, TemplatePath
+from lachesis.pipeline.config.paths import CodeParams, CodePath, FilePath, ModelPath, OpenSwitch, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.extension import TrainerBackend, added
@@ -262,7 +262,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     folder: FilePath | None = None
     """Folder of the run: logs, weights, checkpoints, the embedded server's store. Default None: where the run was
     started before, else runs/<run> in the current folder."""
-    shared_files: bool = False
+    shared_files: OpenSwitch = False
     """Let other users of the machine read the run's folder, logs and exports, as far as the umask allows. Default:
     false, only the run's own user can (umask 077)."""
     recipe: str | None = None

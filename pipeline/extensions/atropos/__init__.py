@@ -36,10 +36,10 @@ EXTENSION = Extension(
             socket=HeldSocket(open=f"{_HERE}.gateway.listener:open_listener", variable=LISTENER_FD, table="gateway"),
         ),
     },
-    plan=f"{_HERE}.gateway.plan:gateway_processes",
+    plan=f"{_HERE}.gateway.planned_process:gateway_processes",
     access=f"{_HERE}.gateway.access:gateway_access",
     stored_values=f"{_HERE}.gateway.store:stored_values",
     importers={"atropos": f"{_HERE}.logic.lines:from_line"},
     folder_entries=(GATEWAY_TOKEN, GATEWAY_URL),
-    announce=f"{_HERE}.gateway.plan:announce",
+    announce=f"{_HERE}.gateway.planned_process:announce",
 )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.paths import reach_of
+from lachesis.pipeline.config.paths import OpenSwitch, opens_run, reach_of
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy, FieldRule, load_policy
 from lachesis.schemas.errors import ConfigError
 
@@ -243,3 +243,20 @@ def test_a_rule_for_all_parameters_frees_none_that_names_what_is_run(name: str) 
     assert ConfigPolicy(fields={"environments.*.params": free}).locks(path, None, "x.py") is not None
     assert ConfigPolicy(fields={f"environments.*.params.{name}": free}).locks(path, None, "x.py") is None
     assert ConfigPolicy(fields={"environments.*.params.*": free}).locks(f"{path}s", None, 4) is None
+
+
+class OwnSection(msgspec.Struct):
+    """A section as an extension of others would bring it."""
+
+    shared: OpenSwitch = False
+    quiet: bool = False
+
+
+class OwnRun(msgspec.Struct):
+    own: OwnSection | msgspec.UnsetType = msgspec.UNSET
+    named: dict[str, OwnSection] = {}
+
+
+def test_the_type_of_a_setting_says_that_it_lets_others_in() -> None:
+    paths = ["own.shared", "own.quiet", "named.x.shared", "own.no_such", "own", "nothing.at.all"]
+    assert [path for path in paths if opens_run(OwnRun, path)] == ["own.shared", "named.x.shared"]

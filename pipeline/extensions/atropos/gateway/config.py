@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import Address, FilePath
+from lachesis.pipeline.config.paths import Address, FilePath, OpenSwitch
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
@@ -26,7 +26,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """File that holds the token clients must send, as a bearer token or as the password of Basic authentication: an
     environment that can do neither names it in its URL, http://any:TOKEN@host:port. Default None: gateway.token in the
     run's folder, made at the first start; gateway.url beside it holds the whole URL."""
-    needs_token: bool = True
+    needs_token: OpenSwitch = True
     """Whether clients must send the token. If not, every process and user of this machine may publish rollouts, so
     `host` must be a loopback address. Default true."""
     hold_s: Annotated[float, Meta(gt=0)] = 240.0
