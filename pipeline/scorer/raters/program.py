@@ -18,11 +18,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from lachesis.pipeline.scorer.raters.fences import PYTHON_LABEL, CodeBlock, code_blocks
-from lachesis.pipeline.scorer.raters.sessions import statements_of_session
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["program_in"]
 
+_SESSION_PROMPT = re.compile(r"[ \t]*>>>(?: |$)")
+_SESSION_MORE = re.compile(r"[ \t]*\.\.\.(?: |$)")
 _MAX_CODE_CHARS = 1 << 16
 _MAX_BLOCKS = 64
 """Blocks at the end of an answer that are looked at."""
@@ -236,7 +237,7 @@ def _candidate(block: CodeBlock) -> _Candidate:
 
 def _readings(text: str) -> Iterator[str]:
     """Yield the ways in which a text may be meant as a program."""
-    session = statements_of_session(text)
+    session = _statements_of_session(text)
     if session is not None:
         yield session
     named = _NAMED_FIRST.match(text)
@@ -279,3 +280,16 @@ def _tree(code: str) -> ast.Module | None:
             return ast.parse(code)
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
         return None
+
+
+def _statements_of_session(text: str) -> str | None:
+    """Return the statements of an interactive session of Python, without their output; None if it is no session."""
+    lines = text.strip("\n").split("\n")
+    if not _SESSION_PROMPT.match(lines[0]):
+        return None
+    statements: list[str] = []
+    for line in lines:
+        prompt = _SESSION_PROMPT.match(line) or (_SESSION_MORE.match(line) if statements else None)
+        if prompt is not None:
+            statements.append(line[prompt.end() :])
+    return "\n".join(statements).strip("\n")
