@@ -327,7 +327,7 @@ class Strategy:
                         array[index] = before[was[skill]]
             else:
                 array[...] = before
-        wrong = self.invalid_array(moved)
+        wrong = self.invalid_array({name: array.reshape(-1) for name, array in moved.items()})
         if wrong is not None:
             raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
         self._take_over(saved, moved)

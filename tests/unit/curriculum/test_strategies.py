@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.learner import feedback_of
+from lachesis.pipeline.curriculum.logic.learner import PoolLearner, feedback_of
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
@@ -567,3 +567,33 @@ def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
         with pytest.raises(SchemaError):
             strategy.load_state_dict({**state, **changes})
     assert strategy.state_dict() == state
+
+
+# the pool is another than at the last start
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [*((name, True) for name in ALL), *((name, False) for name in ("irt", "sec", "pools"))]
+)
+def test_what_is_known_of_an_item_goes_with_it_into_another_pool(name, is_told):
+    """`is_told`: whether the pool knows its difficulties; else they are predicted from features."""
+    keys = np.arange(100, 160, dtype=np.uint64)
+    order = np.random.default_rng(1).permutation(60)[:40]
+
+    def pool(places):
+        count = len(places)
+        about = {"difficulty": ITEMS.difficulty[places]} if is_told else {"features": np.eye(60, 6, dtype="f4")[places]}
+        return ItemPool(count, skill=ITEMS.skill[places], skills=ITEMS.skills, keys=keys[places], **about)
+
+    whole = PoolLearner("e", pool(np.arange(60)), CurriculumConfig(strategy=name))
+    for feedback in history():
+        whole.observe(feedback, str(feedback.item))
+    other = PoolLearner("e", pool(order), CurriculumConfig(strategy=name))
+    other.load_state(whole.state())
+    assert "40 of 60 are known again" in other.moved
+    before, after = whole.strategy.arrays(), other.strategy.arrays()
+    for array in after:
+        if after[array].shape[:1] == (40,):
+            np.testing.assert_array_equal(after[array], before[array][order])
+        elif after[array].shape == before[array].shape:
+            np.testing.assert_array_equal(after[array], before[array])
