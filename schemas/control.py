@@ -206,15 +206,22 @@ class HeldOutRecord(Event, frozen=True, kw_only=True):
 
 
 class PromptsRecord(Event, frozen=True, kw_only=True):
-    """How an environment's prompts were made at its last start, by the key `prompts`.
+    """What an environment asked at its last start, and how its prompts were made, by the key `prompts`.
 
     `tokenizer_hash` covers the chat template and its parameters. `messages` is the SHA-256 of the messages of the task
     with the key `item`: another one means that the same task is asked in another way. "": its code failed.
+
+    `count`: the number of tasks. `order`: a digest of their keys in the pool's order, `tasks`: of the same keys sorted,
+    `contents`: of what raters are given with each. "": not known.
     """
 
     tokenizer_hash: str
     item: str
     messages: str
+    count: Count = 0
+    order: str = ""
+    tasks: str = ""
+    contents: str = ""
 
 
 class EpochRecord(Event, frozen=True, kw_only=True):

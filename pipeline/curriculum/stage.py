@@ -159,7 +159,6 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
             log.warning("%s: what was learned lately is lost with the server's history, and is learned again", self.env)
         if self.learner.moved:
             log.warning("%s: %s", self.env, self.learner.moved)
-            self.service.set_note(f"{self.env} pool", f"{self.env}: {self.learner.moved}")
         for delta in () if restored.has_gap else restored.deltas:
             self.learner.apply_delta(delta)
         self._changed.set()

@@ -1,11 +1,16 @@
-"""Notices at a start that the same tasks are asked in another way than at the last start.
+"""Notices at a start that tasks, answers or prompts are not those of the last start.
 
-A task keeps its key under another chat template, other template parameters or another system message, and so what the
-curriculum learned of it. Guarantees that such a change is reported: what was learned, and evaluations, are then of
-prompts that the model no longer sees.
+A task keeps its key under another chat template, other template parameters, another system message, another answer and
+at another place in the pool, and so what the curriculum learned of it. Guarantees that such a change is reported: what
+was learned, and evaluations, are then of prompts that the model no longer sees, or of answers that no longer count.
 """
 
+import hashlib
 import logging
+
+import anyio.to_thread
+import msgspec
+import numpy as np
 
 from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.environment.environment import Environment
@@ -17,9 +22,12 @@ from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PromptsRecord
 
-__all__ = ["describe_change", "note_changed_prompts", "record_of"]
+__all__ = ["describe_change", "describe_tasks", "note_changed_prompts", "record_of"]
 
 log = logging.getLogger("lachesis")
+
+MAX_COMPARED_TASKS = 20_000
+"""Of how many tasks, those with the lowest keys, the answers are compared with the last start's."""
 
 
 def record_of(env: Environment, item_keys: Keys, tokenizer_hash: str, item: str | None = None) -> PromptsRecord:
@@ -30,11 +38,62 @@ def record_of(env: Environment, item_keys: Keys, tokenizer_hash: str, item: str 
         said = prompt_hash("\n".join(f"{one.role}: {one.content}" for one in env.task(place).messages))
     except Exception:  # noqa: BLE001 - a bug of the environment: where the task is worked on, it is named
         said = ""
-    return PromptsRecord(tokenizer_hash=tokenizer_hash, item=str(item_keys[place]), messages=said)
+    return PromptsRecord(
+        tokenizer_hash=tokenizer_hash,
+        item=str(item_keys[place]),
+        messages=said,
+        count=len(item_keys),
+        order=_digest(item_keys),
+        tasks=_digest(np.sort(item_keys)),
+        contents=_contents(env, item_keys),
+    )
+
+
+def _digest(keys: Keys) -> str:
+    return hashlib.blake2b(keys.astype("<u8").tobytes(), digest_size=16).hexdigest()
+
+
+def _contents(env: Environment, item_keys: Keys) -> str:
+    """Return a digest of what raters are given with the tasks, the same for every order of the pool; "": it fails."""
+    found = []
+    try:
+        for place in np.argsort(item_keys, kind="stable")[:MAX_COMPARED_TASKS].tolist():
+            given = msgspec.msgpack.encode(env.task(place).task, order="deterministic")
+            found.append(int(item_keys[place]).to_bytes(8, "little") + hashlib.blake2b(given, digest_size=16).digest())
+    except Exception:  # noqa: BLE001 - a bug of the environment: where the task is worked on, it is named
+        return ""
+    return hashlib.blake2b(b"".join(sorted(found)), digest_size=16).hexdigest()
+
+
+def describe_tasks(before: PromptsRecord, now: PromptsRecord) -> str | None:
+    """Return how the pool differs, None if it does not, or if the last start recorded nothing of it."""
+    if before.tasks and before.tasks != now.tasks:
+        return (
+            f"its tasks are not those of the last start ({before.count} then, {now.count} now): those that ask the "
+            "same keep what was learned of them, wherever they are now"
+        )
+    if before.order and before.order != now.order:
+        return "its tasks are in another order than at the last start; each keeps what was learned of it"
+    return None
 
 
 def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
-    """Return what differs, None if nothing does that concerns the same task."""
+    """Return what differs in how the same tasks are asked and judged, None if nothing does."""
+    texts = [_asked_differently(before, now), _judged_differently(before, now)]
+    return ". ".join(text for text in texts if text is not None) or None
+
+
+def _judged_differently(before: PromptsRecord, now: PromptsRecord) -> str | None:
+    if before.tasks != now.tasks or not (before.contents and now.contents) or before.contents == now.contents:
+        return None
+    return (
+        "the tasks ask the same as at the last start, and what raters are given with them is another: an answer, tests "
+        "or further data changed. They keep what the curriculum learned of them, and earlier rewards and evaluations "
+        "are by the former answers"
+    )
+
+
+def _asked_differently(before: PromptsRecord, now: PromptsRecord) -> str | None:
     found = []
     if before.item == now.item and before.messages and now.messages and before.messages != now.messages:
         found.append("its template or system message, or the code that writes its prompts")
@@ -55,13 +114,18 @@ def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
 async def note_changed_prompts(
     service: Service, name: str, env: Environment, item_keys: Keys, tokenizer_hash: str
 ) -> None:
-    """Compare with the last start of the run, raise a notice of a change, and store how it is now."""
+    """Compare with the last start of the run, raise notices of changes, and store how it is now."""
     key = keys.prompts(name)
     entry: Entry | None = await service.retrying(f"read {key}")(service.bus.value, key)
     before = decode_value(PromptsRecord, entry, key)
-    now = record_of(env, item_keys, tokenizer_hash, None if before is None else before.item)
+    last_item = None if before is None else before.item
+    now = await anyio.to_thread.run_sync(record_of, env, item_keys, tokenizer_hash, last_item)
     if now == before:
         return
+    pool = None if before is None else describe_tasks(before, now)
+    if pool is not None:
+        log.warning("environment %s: %s", name, pool)
+        service.set_note(f"{name} pool", f"environment {name}: {pool}")
     text = None if before is None else describe_change(before, now)
     if text is not None:
         log.warning("environment %s: %s", name, text)

@@ -361,25 +361,30 @@ async def test_an_evaluation_of_a_policy_that_there_never_was_stops_no_later_one
 
 
 class Asked(Pool):
-    def __init__(self, system, size=100):
-        self.system, self.size = system, size
+    def __init__(self, system, size=100, answers=0, reverse=False):
+        self.system, self.size, self.answers, self.reverse = system, size, answers, reverse
 
     def __len__(self):
         return self.size
 
     def task(self, index):
-        task = super().task(index)
-        return Task(item=task.item, prompt=[Message(role="system", content=self.system), *task.messages])
+        task = super().task(self.size - 1 - index if self.reverse else index)
+        prompt = [Message(role="system", content=self.system), *task.messages]
+        return Task(item=task.item, prompt=prompt, task={"answer": self.answers if task.item == "7" else 0})
 
     def item_keys(self):
-        return Pool().item_keys()[: self.size]
+        keys = Pool().item_keys()[: self.size]
+        return keys[::-1] if self.reverse else keys
 
 
 @pytest.mark.parametrize(
     ("env", "tokenizer", "named"),
     [
         (Asked("a"), "1+aa", None),
-        (Asked("a", 90), "1+aa", None),
+        (Asked("a", 90), "1+aa", "not those of the last start (100 then, 90 now)"),
+        (Asked("a", reverse=True), "1+aa", "in another order"),
+        (Asked("a", answers=1), "1+aa", "what raters are given with them is another"),
+        (Asked("a", answers=1, reverse=True), "1+aa", "what raters are given with them is another"),
         (Asked("b"), "1+aa", "system message"),
         (Asked("a"), "2+aa", "chat template changed"),
         (Asked("a"), "1+bb", "chat_template_kwargs changed"),
