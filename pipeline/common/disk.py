@@ -30,6 +30,7 @@ __all__ = [
     "is_disk_full",
     "missing_bytes",
     "retry_until_room",
+    "unwritable_place",
     "write_if_room",
     "write_when_room",
     "write_when_room_sync",
@@ -87,6 +88,12 @@ def missing_bytes(room: DiskRoom, needed_bytes: int) -> int:
     if not room.total_bytes:
         return 0
     return max(0, needed_bytes + min(needed_bytes, MAX_RESERVE_BYTES) - room.free_bytes)
+
+
+def unwritable_place(folder: Path) -> Path | None:
+    """Return the folder, or the nearest above it, if it keeps `folder` from being written; else None."""
+    place = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    return None if place.is_dir() and os.access(place, os.W_OK | os.X_OK) else place
 
 
 def disk_room(path: Path) -> DiskRoom:

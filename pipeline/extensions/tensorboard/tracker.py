@@ -1,10 +1,10 @@
 """Writes figures, samples and alerts as event files, which TensorBoard reads."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lachesis.pipeline.common.disk import unwritable_place
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, StartupError
@@ -34,8 +34,8 @@ class TensorBoardTracker:
 
     def check(self) -> str:
         """See `Tracker`."""
-        place = next(one for one in (self._folder, *self._folder.absolute().parents) if one.exists())
-        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        place = unwritable_place(self._folder)
+        if place is not None:
             raise InfrastructureError(f"tensorboard cannot write to {self._folder}: {place} is no folder to write to")
         return f"event files in {self._folder}"
 

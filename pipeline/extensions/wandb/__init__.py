@@ -3,6 +3,7 @@
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import Extension, Setting, TrackerSpec
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.extensions.wandb.files import kept_folder, offline_folders, run_id
 
 __all__ = ["EXTENSION", "place_of"]
 
@@ -14,7 +15,7 @@ def _is_wanted(config: RunConfig) -> bool:
 def place_of(config: RunConfig) -> str:
     """Return where the run's figures are: the folder of an offline one, else project and name."""
     settings = config.at("training.wandb", WandbConfig())
-    offline = sorted(config.path.glob("wandb/offline-run-*"))
+    offline = offline_folders(kept_folder(config.path), run_id(config.run))
     return str(offline[-1]) if offline else f"{settings.project}/{config.run}"
 
 

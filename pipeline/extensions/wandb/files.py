@@ -1,13 +1,15 @@
-"""Reads from wandb's files on disk which step of a run is the last that they hold.
+"""Finds wandb's files on disk, and reads which step of a run is the last that they hold.
 
 wandb writes its file in blocks, so a trainer that is killed loses what it logged in the last one.
 """
 
+import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["records", "stored_step"]
+__all__ = ["kept_folder", "offline_folders", "records", "run_id", "stored_step"]
 
 _MAGIC = b":W&B"
 _BLOCK_BYTES = 32768
@@ -17,12 +19,27 @@ _HEADER = struct.Struct("<IHB")
 _WHOLE, _LAST = 1, 4
 
 
+def run_id(name: str) -> str:
+    """Return the id in wandb of a run of this name."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
+
+
+def kept_folder(folder: Path) -> Path:
+    """Return where wandb keeps its files: in the run's `folder`, unless WANDB_DIR says it."""
+    return Path(os.environ.get("WANDB_DIR") or folder) / "wandb"
+
+
+def offline_folders(folder: Path, run_id: str) -> list[Path]:
+    """Return the folders of a run's lives in wandb's `folder`, the oldest first."""
+    return sorted(folder.glob(f"offline-run-*-{run_id}"))
+
+
 def stored_step(folder: Path, run_id: str) -> int | None:
     """Return the last step in earlier lives' files, 0 if they hold none; None: there is no readable file.
 
     A life that was killed within its first block has left a file without a step: then the one before it counts.
     """
-    files = sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"), reverse=True)
+    files = [file for one in offline_folders(folder, run_id)[::-1] for file in one.glob(f"run-{run_id}.wandb")]
     for file in files:
         step = _last_step_of(file)
         if step != 0:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.disk import disk_room, missing_bytes, unwritable_place
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
-from lachesis.pipeline.extensions.wandb.files import stored_step
+from lachesis.pipeline.extensions.wandb.files import kept_folder, run_id, stored_step
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
@@ -26,6 +26,8 @@ __all__ = ["WandbTracker", "open_tracker"]
 log = logging.getLogger("lachesis")
 
 _CHECK_S = 10
+_ROOM_BYTES = 1 << 20
+"""Free on the disk before an offline run gets more: after one failed write wandb's own process writes nothing more."""
 _COLUMNS = ["item", "prompt", "completion", "advantage"]
 
 
@@ -47,20 +49,22 @@ class WandbTracker:
             os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
         self._wandb = wandb
         entity, project = config.place()
-        kept = Path(os.environ.get("WANDB_DIR") or folder)
+        self._kept = kept_folder(folder)
         self._arguments: dict[str, Any] = {
             "entity": entity,
             "project": project,
-            "id": re.sub(r"[^A-Za-z0-9_-]", "-", name),
+            "id": run_id(name),
             "name": name,
             "resume": "allow",
-            "dir": kept,
+            "dir": self._kept.parent,
             "config": dict(settings),
         }
         self._run: Any = None
         self._folder = folder
-        self._last_step_file = kept / "wandb" / f"{self._arguments['id']}.last-step"
+        self._last_step_file = self._kept / f"{self._arguments['id']}.last-step"
         self._sent_step = 0
+        self._file: Path | None = None
+        """What wandb writes to without a server, once it was seen there."""
 
     def check(self) -> str:
         """See `Tracker`."""
@@ -68,9 +72,11 @@ class WandbTracker:
         place = f"{entity}/{project}" if entity else project
         try:
             self._wandb.Settings(entity=entity, project=project)
-            if mode in {"offline", "dryrun", "disabled"}:
-                kept = "" if mode == "disabled" else f", kept in {self._arguments['dir']}/wandb for `wandb sync`"
-                return f"project {place}; WANDB_MODE={mode}{kept}"
+            if mode == "disabled":
+                return f"project {place}; WANDB_MODE={mode}"
+            self._refuse_folder()
+            if mode in {"offline", "dryrun"}:
+                return f"project {place}; WANDB_MODE={mode}, kept in {self._kept} for `wandb sync`"
             user = self._wandb.Api(timeout=_CHECK_S).viewer.username
         except (self._wandb.errors.Error, ValueError, AttributeError, OSError) as error:
             raise self._unopened(error) from error
@@ -82,13 +88,16 @@ class WandbTracker:
         Without a server each life of the trainer has a folder of its own: what an earlier one has is not written again.
         """
         is_offline = os.environ.get("WANDB_MODE") in {"offline", "dryrun"}
-        stored = stored_step(self._last_step_file.parent, self._arguments["id"]) if is_offline else None
+        stored = stored_step(self._kept, self._arguments["id"]) if is_offline else None
+        if stored is None and self._sent_step:
+            stored = 0  # the folder of this life was deleted
+        self._refuse_folder()
         try:
             self._run = self._wandb.init(**self._arguments)
         except (self._wandb.errors.Error, ValueError) as error:
             raise self._unopened(error) from error
         if is_offline:
-            self._sent_step = _last_step(self._last_step_file)
+            self._sent_step = max(self._sent_step, _last_step(self._last_step_file))
             if self._sent_step:
                 log.info(
                     "wandb: another folder for run %s, from step %d on: `wandb sync` the oldest first, and the others "
@@ -116,6 +125,7 @@ class WandbTracker:
 
     def log_figures(self, figures: dict[str, float], step: int) -> None:
         """Log the figures of a step."""
+        self._reopen_if_deleted(step)
         if step < self._sent_step or (step == self._sent_step and "train/step" in figures):
             return
         self._run.log({"train/step": step} | figures, step=step)
@@ -123,6 +133,32 @@ class WandbTracker:
             self._sent_step = step
             with suppress(OSError):  # without it a later life writes some steps again
                 self._last_step_file.write_text(f"{step}\n", encoding="ascii")
+
+    def _refuse_folder(self) -> None:
+        """Raise `InfrastructureError` where the folder cannot be written: wandb would keep the run in /tmp."""
+        place = unwritable_place(self._kept)
+        if place is not None and os.environ.get("WANDB_MODE") != "disabled":
+            raise InfrastructureError(f"wandb cannot keep its files in {self._kept}: {place} is no folder to write to")
+
+    def _reopen_if_deleted(self, step: int) -> None:
+        """Begin another folder where that of an offline run was deleted or moved, and log again what it held.
+
+        wandb's own process would go on writing to the deleted file. Raises `InfrastructureError` where this is found,
+        so that it is reported, and where the disk has no room.
+        """
+        if self._run is None:
+            self.open(step)
+        if os.environ.get("WANDB_MODE") not in {"offline", "dryrun"}:
+            return
+        file = Path(self._run.dir).parent / f"run-{self._arguments['id']}.wandb"
+        if file.exists():
+            self._file = file
+        elif self._file == file:
+            run, self._run, self._file = self._run, None, None
+            run.finish()
+            raise InfrastructureError(f"{file.parent} was deleted or moved; wandb begins another folder")
+        if missing_bytes(disk_room(self._kept), _ROOM_BYTES):
+            raise InfrastructureError(f"the disk is full: wandb cannot write to {self._kept}")
 
     def _unopened(self, error: Exception) -> DataError | InfrastructureError:
         text = without_secrets((str(error).strip().splitlines() or [type(error).__name__])[0])
@@ -132,11 +168,13 @@ class WandbTracker:
 
     def log_samples(self, rows: Sequence[ReadableSample], step: int) -> None:
         """Log a table `samples`."""
+        self._reopen_if_deleted(step)
         table = self._wandb.Table(columns=_COLUMNS, data=[list(row) for row in rows])
         self._run.log({"samples": table, "train/step": step}, step=step)
 
     def log_alert(self, alert: AlertNotification, step: int) -> None:
         """Raise an alert of wandb, which notifies people by e-mail or Slack as they have set there."""
+        self._reopen_if_deleted(step)
         stopped = alert.standing != "trained"
         firing = stopped or any(change.severity != "ok" for change in alert.changes)
         self._run.alert(

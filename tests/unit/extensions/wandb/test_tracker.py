@@ -1,13 +1,20 @@
 """wandb's own client, without a server: its project's name, and one run in the folders of several lives."""
 
+import json
 import logging
+import shutil
 import subprocess
 import sys
 from itertools import chain
 
+import msgspec
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
+from lachesis.pipeline.common.disk import DiskRoom
+from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.pipeline.extensions.wandb import place_of
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.extensions.wandb.files import records, stored_step
 from lachesis.pipeline.extensions.wandb.tracker import WandbTracker
@@ -58,6 +65,8 @@ def test_what_an_earlier_life_has_is_not_written_again(tmp_path, monkeypatch, ca
         def define_metric(self, *_, **__):
             pass
 
+        dir = tmp_path / "wandb" / "offline-run" / "files"
+
         def log(self, figures, step):
             logged.append((step, figures))
 
@@ -84,6 +93,24 @@ def test_wandb_keeps_its_files_where_its_own_variable_says(tmp_path, monkeypatch
     tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
     assert f"kept in {tmp_path}/mine/wandb" in tracker.check()
     assert tracker._last_step_file.parent == tmp_path / "mine" / "wandb"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "file"))  # wandb itself would keep the run in /tmp
+    tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    for attempt in (tracker.check, lambda: tracker.open(0)):
+        with pytest.raises(InfrastructureError, match="is no folder to write to"):
+            attempt()
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_summary_names_the_folder_of_its_own_offline_run(tmp_path, monkeypatch, variable):
+    config = msgspec.convert({"run": "r", "folder": str(tmp_path)}, run_config_type())
+    if variable:
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path / "mine"))
+    kept = (tmp_path / "mine" if variable else config.path) / "wandb"
+    assert place_of(config) == "None/r"
+    for name in ("offline-run-20270101_000000-r", "offline-run-20270102_000000-r", "offline-run-20270103_000000-other"):
+        (kept / name).mkdir(parents=True)
+    assert place_of(config) == str(kept / "offline-run-20270102_000000-r")
 
 
 def test_what_wandb_says_of_settings_is_said(tmp_path, monkeypatch):
@@ -146,6 +173,36 @@ def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypat
     assert len(steps) == len(lives)
     assert steps[0][-1:] < [lives[0][1]], "wandb had not written all of it"
     assert [*chain.from_iterable(steps)] == list(range(1, lives[-1][1] + 1))
+
+
+@pytest.mark.outside
+@pytest.mark.costly
+def test_a_folder_that_is_deleted_is_reported_and_begun_anew_with_all_figures(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = WandbTracker(WandbConfig(project="p"), "run", tmp_path, {})
+    tracker.open(0)
+
+    def log(step):
+        figures = {"train/step": float(step), "a": float(step)}
+        with (tmp_path / "metrics.jsonl").open("a") as rows:
+            rows.write(json.dumps(figures) + "\n")
+        tracker.log_figures(figures, step)
+
+    for step in (1, 2):
+        log(step)
+    shutil.rmtree(tmp_path / "wandb")
+    with pytest.raises(InfrastructureError, match="was deleted or moved"):
+        log(3)
+    tracker.log_figures({"train/step": 3.0, "a": 3.0}, 3)  # as the outbox tries again
+    with monkeypatch.context() as full:
+        full.setattr("lachesis.pipeline.extensions.wandb.tracker.disk_room", lambda _: DiskRoom(0, 1 << 30))
+        with pytest.raises(InfrastructureError, match="the disk is full"):
+            log(4)
+    tracker.log_figures({"train/step": 4.0, "a": 4.0}, 4)
+    tracker.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*-run/run-run.wandb")
+    assert steps_in(file) == [1, 2, 3, 4]
 
 
 def test_what_is_no_file_of_wandbs_says_nothing(tmp_path):
