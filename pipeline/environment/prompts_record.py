@@ -22,7 +22,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PromptsRecord
 
-__all__ = ["describe_change", "describe_tasks", "note_changed_prompts", "record_of"]
+__all__ = ["describe_answers", "describe_change", "describe_tasks", "note_changed_prompts", "record_of"]
 
 log = logging.getLogger("lachesis")
 
@@ -77,13 +77,8 @@ def describe_tasks(before: PromptsRecord, now: PromptsRecord) -> str | None:
     return None
 
 
-def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
-    """Return what differs in how the same tasks are asked and judged, None if nothing does."""
-    texts = [_asked_differently(before, now), _judged_differently(before, now)]
-    return ". ".join(text for text in texts if text is not None) or None
-
-
-def _judged_differently(before: PromptsRecord, now: PromptsRecord) -> str | None:
+def describe_answers(before: PromptsRecord, now: PromptsRecord) -> str | None:
+    """Return how what raters are given with the same tasks differs; None: it does not, or is not known."""
     if before.tasks != now.tasks or not (before.contents and now.contents) or before.contents == now.contents:
         return None
     return (
@@ -93,7 +88,8 @@ def _judged_differently(before: PromptsRecord, now: PromptsRecord) -> str | None
     )
 
 
-def _asked_differently(before: PromptsRecord, now: PromptsRecord) -> str | None:
+def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
+    """Return what differs in how the same tasks are asked, None if nothing does."""
     found = []
     if before.item == now.item and before.messages and now.messages and before.messages != now.messages:
         found.append("its template or system message, or the code that writes its prompts")
@@ -122,16 +118,17 @@ async def note_changed_prompts(
     now = await anyio.to_thread.run_sync(record_of, env, item_keys, tokenizer_hash, last_item)
     if now == before:
         return
-    pool = None if before is None else describe_tasks(before, now)
-    if pool is not None:
-        log.warning("environment %s: %s", name, pool)
-        service.set_note(f"{name} pool", f"environment {name}: {pool}")
-    text = None if before is None else describe_change(before, now)
-    if text is not None:
-        log.warning("environment %s: %s", name, text)
-        service.set_problem(
-            f"{name} prompts",
-            f"environment {name}: {text}",
-            mend="if that was not meant, set it back; for a fresh start, give the run another name",
-        )
+    if before is not None:
+        pool = describe_tasks(before, now)
+        if pool is not None:
+            log.warning("environment %s: %s", name, pool)
+            service.set_note(f"{name} pool", f"environment {name}: {pool}")
+        for topic, text in (("prompts", describe_change(before, now)), ("answers", describe_answers(before, now))):
+            if text is not None:
+                log.warning("environment %s: %s", name, text)
+                service.set_problem(
+                    f"{name} {topic}",
+                    f"environment {name}: {text}",
+                    mend="if that was not meant, set it back; for a fresh start, give the run another name",
+                )
     await service.retrying(f"store {key}")(service.bus.put, key, encode(now))
