@@ -22,14 +22,15 @@ from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.schemas.errors import DataError
 
-__all__ = ["MAX_WAITING_BYTES", "Outbox", "Tracker"]
+__all__ = ["MAX_WAITING_BYTES", "RETRIES", "Outbox", "Tracker"]
 
 log = logging.getLogger("lachesis")
 
 MAX_WAITING_BYTES = 32 << 20
 """What may wait for one tracker."""
 _MAX_TEXT = 500
-_POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
+RETRIES = RetryPolicy(first_s=0.5, longest_s=5.0, jitter=0.5)
+"""A tracker that is back within the seconds that it has at the end of a run gets what waits for it."""
 
 
 class Tracker(Protocol):
@@ -129,7 +130,7 @@ class Outbox:
 
     async def _call(self, call: Callable[[], None]) -> str | None:
         """Make a call until the tracker is there. Return what it says where it refuses it."""
-        retrying = retry_outages(f"send figures to {self.tracker.name}", self._report_wait, policy=_POLICY)
+        retrying = retry_outages(f"send figures to {self.tracker.name}", self._report_wait, policy=RETRIES)
         refused: str | None = None
         try:
             await retrying(partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True))

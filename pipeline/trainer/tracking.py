@@ -25,10 +25,11 @@ from lachesis.pipeline.trainer.tracker import Outbox, Tracker
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
-__all__ = ["METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
+__all__ = ["CLOSE_S", "METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
 
 METRICS_FILE = "metrics.jsonl"
-_CLOSE_S = 30.0
+CLOSE_S = 30.0
+"""What trackers have, once the body is done, to take what still waits."""
 
 
 class _FiguresRow(msgspec.Struct):
@@ -133,7 +134,7 @@ async def open_tracking(
         yield tracking
         for outbox in outboxes:
             outbox.close()
-        with anyio.move_on_after(_CLOSE_S):
+        with anyio.move_on_after(CLOSE_S):
             for ended in ends:
                 await ended.wait()
 

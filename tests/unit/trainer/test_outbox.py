@@ -9,8 +9,8 @@ from unit.trainer.recorder import Recorder
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.pipeline.trainer.tracker import Outbox
-from lachesis.pipeline.trainer.tracking import open_tracking
+from lachesis.pipeline.trainer.tracker import RETRIES, Outbox
+from lachesis.pipeline.trainer.tracking import CLOSE_S, open_tracking
 from lachesis.schemas.errors import DataError
 
 
@@ -134,3 +134,7 @@ async def test_an_error_of_a_trackers_own_code_leaves_out_one_entry():
     with anyio.fail_after(60):
         await outbox.send(0)
     assert [call[:2] for call in tracker.calls] == [("open", 0), ("figures", 2), ("close",)]
+
+
+def test_a_tracker_that_is_back_before_the_end_is_called_again_in_time():
+    assert all(3 * RETRIES.pause_s(failures) < CLOSE_S for failures in range(1, 100))
