@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["describe_devices", "devices_here"]
@@ -21,11 +22,17 @@ def devices_here(config: RunConfig) -> str:
 
 
 def describe_devices(config: RunConfig, gpus: int) -> str:
-    """Say where the run's models compute on a machine on which torch sees so many GPUs."""
+    """Say where the run's models compute on a machine on which torch sees so many GPUs.
+
+    Raises `ConfigError` where a setting names a GPU that is not among these.
+    """
     places = dict(_places(config, gpus))
     if not places:
         return "no model of this run computes here"
     seen = "no GPU" if not gpus else "one GPU" if gpus == 1 else f"{gpus} GPUs"
+    absent = [f"{setting} is {chosen!r}" for setting, (chosen, where) in places.items() if _index(where) >= gpus]
+    if absent:
+        raise ConfigError(f"{', '.join(absent)}, and torch sees {seen} here" + (", counted from 0" if gpus else ""))
     parts = [f"{setting} = {chosen!r}: {where}" for setting, (chosen, where) in places.items()]
     text = f"torch sees {seen} here; {'; '.join(parts)}"
     cards = {setting: where for setting, (_, where) in places.items() if where != "cpu"}
@@ -52,6 +59,12 @@ def _places(config: RunConfig, gpus: int) -> Iterator[tuple[str, tuple[str, str]
             if settings.spec.loads_here:
                 chosen = settings.device
                 yield f"inference.{row.part}.device", (chosen, _device(chosen, gpus, first=False))
+
+
+def _index(device: str) -> int:
+    """Return the number of a GPU, -1 for the CPU."""
+    kind, _, number = device.partition(":")
+    return int(number) if kind == "cuda" else -1
 
 
 def _device(setting: str, gpus: int, *, first: bool) -> str:

@@ -27,6 +27,7 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
+from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment
@@ -50,7 +51,8 @@ _MAX_TEXT = 2000
 _TAIL_LINES = 8
 _END_S = 15.0
 """Seconds in which the reaper of the loading process ends that and all below it."""
-_TRIED_ITEMS = 8
+_TRIED_ITEMS = 2000
+"""Tasks of a pool, evenly spread, from which the curriculum's strategy is made."""
 _SETUP_S = 20.0
 """Seconds in which the process of an environment of Atropos is to be ready."""
 _MANY_TASKS = 20_000
@@ -125,7 +127,8 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
     for name, env in config.environments.items():
         if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
-    yield "curriculum.strategy", partial(_strategy, config)
+    drawn = [name for name in curriculum_environments(config) if f"environments.{name}" not in failed]
+    yield "curriculum.strategy", partial(_strategy, config, drawn)
     yield from _away(config)
 
 
@@ -286,9 +289,35 @@ def _set_up(env: GroupEnvironment) -> str:
     return f"its process starts; {untried}"
 
 
-def _strategy(config: RunConfig) -> str:
-    pool = ItemPool(_TRIED_ITEMS, difficulty=np.arange(_TRIED_ITEMS, dtype=np.float64))
-    return type(load_strategy(pool, config.curriculum)).__name__
+def _strategy(config: RunConfig, names: Sequence[str]) -> str:
+    """Make the strategy for the tasks of each environment that has some of its own, or for made-up ones."""
+    pools = {name: _some_items(config.environments[name]) for name in names if not config.environments[name].is_foreign}
+    known = {name: pool for name, pool in pools.items() if pool is not None}
+    if not known:
+        any_pool = ItemPool(_TRIED_ITEMS, difficulty=np.arange(_TRIED_ITEMS, dtype=np.float64))
+        return type(load_strategy(any_pool, config.curriculum)).__name__
+    for name, pool in known.items():
+        try:
+            made = load_strategy(pool, config.curriculum)
+        except ConfigError as error:
+            raise ConfigError(f"environment {name}: {error}") from error
+    return type(made).__name__
+
+
+def _some_items(settings: EnvironmentConfig) -> ItemPool | None:
+    """Return items with the difficulties of some tasks, evenly spread; None where these do not tell about all."""
+    try:
+        env = load_environment(settings.kind, settings.params)
+        places = np.unique(np.linspace(0, len(env) - 1, min(len(env), _TRIED_ITEMS)).astype(int)).tolist()
+        found = [env.task(place).difficulty for place in places]
+    except Exception:  # noqa: BLE001 - the user's code; it has a finding of its own
+        return None
+    told = [one for one in found if one is not None]
+    if len(told) < len(found):
+        return ItemPool(len(found))
+    if len(found) < len(env) and len(set(told)) == 1:
+        return None  # the others may have another one
+    return ItemPool(len(found), difficulty=np.array(told, np.float64))
 
 
 def _estimator(advantage: AdvantageConfig) -> str:

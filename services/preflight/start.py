@@ -113,6 +113,7 @@ _MEND_BY_TABLE = {
     "inference": 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"',
     "training": "correct {0}, or leave it out: metrics.jsonl holds every figure in any case",
     "curriculum": "correct {0}, or the code that it names",
+    "devices": 'leave it out, or set it to "auto"; or start the run where that GPU is',
 }
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.extended import run_config_type
+from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.devices import describe_devices
 
 TRAINED = {"mode": "train", "environments": {"a": {"kind": "spell_backward"}}, "model": "m"}
@@ -43,3 +44,17 @@ def test_what_is_set_is_said_as_it_is():
     assert "training.device = 'cpu': cpu" in text
     assert "inference.policy.device = 'cuda': cuda:0" in text
     assert "share its memory" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "said"),
+    [
+        ({"training": {"device": "cuda:3"}}, 0, "training.device is 'cuda:3', and torch sees no GPU here"),
+        ({"training": {"device": "cuda"}}, 0, "training.device is 'cuda', and torch sees no GPU here"),
+        ({"training": {"device": "cuda:2"}}, 2, "torch sees 2 GPUs here, counted from 0"),
+        ({"inference": {"policy": {"device": "cuda:1"}}}, 1, "inference.policy.device is 'cuda:1'"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(settings, gpus, said):
+    with pytest.raises(ConfigError, match=said):
+        describe_devices(config_of(**settings), gpus)

@@ -128,6 +128,15 @@ def test_a_large_pool_without_difficulties_is_told_of_the_epoch_order() -> None:
     assert "epoch" not in found(in_order)["environments.shop"].text
 
 
+def test_a_strategy_is_made_for_the_tasks_that_there_are() -> None:
+    easy_first = msgspec.structs.replace(
+        config(params={"path": "p"}), curriculum=CurriculumConfig(strategy="easy_first")
+    )
+    finding = found(easy_first)["curriculum.strategy"]
+    assert finding.state == "failed"
+    assert "environment shop: curriculum.strategy 'easy_first' goes from easy to hard" in finding.text
+
+
 @pytest.mark.parametrize(
     ("broken", "setting", "said"),
     [
