@@ -38,6 +38,8 @@ by itself, and each of them costs what was generated for it."""
 _MAX_LOST_HISTORY = 3
 """Lives in a row that found history lost, after which the run ends: each has waited until a leader could speak of the
 past no longer, and `lachesis runs recover` needs the run to be over."""
+_MAX_UNREADY = 2
+"""Lives in a row of a process that never became ready and says why, after which the run ends: it will say it again."""
 _CRASHES = {
     -number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 }
@@ -113,6 +115,9 @@ class Restarts:
 
     def __init__(self) -> None:
         self.failures = 0
+        self._repeated_end: int | None = None
+        self._repeats = 0
+        """How many of the last failures, one after the other, ended like the last one (`_repeats_limit`)."""
         self._was_ready = False
         self._pause_s = MIN_PAUSE_S
 
@@ -134,26 +139,42 @@ class Restarts:
             life.meaning == EXIT_FENCED and not self._was_ready
         ):  # how often is bounded by the time that it has to become ready
             return min(max(MIN_PAUSE_S, life.seconds), MAX_PAUSE_S)  # trying takes half of the time at most
-        lost = life.meaning == EXIT_HISTORY_LOST
-        hopeless = life.meaning == EXIT_OWN_CODE and not life.worked
-        if hopeless or lost:
-            self.failures += 1
+        limit = self._repeats_limit(life)
+        if limit is not None and life.meaning != EXIT_STARTUP:
+            self._count_failure(life)
         elif life.killed and life.starved:
-            self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
+            if life.ready and life.seconds > _STEADY_S:
+                self._forget_failures()
+            else:
+                self._count_failure(life)
         elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.meaning == EXIT_STARTUP)):
-            self.failures = 0  # it was up, or waited for an unavailable server
+            self._forget_failures()  # it was up, or waited for an unavailable server
         elif not (life.killed and life.ready):
-            self.failures += 1
-        if hopeless and self.failures >= _MAX_CODE_FAILURES:
-            return None
-        if lost and self.failures >= (_MAX_LOST_HISTORY if self._was_ready else 2):
-            return None
-        # A process that never became ready and says why will say it again.
-        if self.failures >= (2 if life.meaning == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
+            self._count_failure(life)
+        if self.failures >= MAX_FAILURES or (limit is not None and self._repeats >= limit):
             return None
         pause_s = self._pause_s
         self._pause_s = MIN_PAUSE_S if self.failures <= 1 else min(2 * pause_s, MAX_PAUSE_S)
         return pause_s
+
+    def _repeats_limit(self, life: ProcessLife) -> int | None:
+        """Return after how many such lives in a row the run ends, if that is fewer than `MAX_FAILURES`."""
+        if life.meaning == EXIT_OWN_CODE and not life.worked:
+            return _MAX_CODE_FAILURES
+        if life.meaning == EXIT_HISTORY_LOST:
+            return _MAX_LOST_HISTORY if self._was_ready else _MAX_UNREADY
+        if life.meaning == EXIT_STARTUP and not self._was_ready:
+            return _MAX_UNREADY
+        return None
+
+    def _count_failure(self, life: ProcessLife) -> None:
+        kind = None if self._repeats_limit(life) is None else life.meaning
+        self._repeats = self._repeats + 1 if kind == self._repeated_end else 1
+        self._repeated_end = kind
+        self.failures += 1
+
+    def _forget_failures(self) -> None:
+        self.failures = self._repeats = 0
 
 
 def describe_crash(lines: Sequence[str]) -> str | None:

@@ -189,3 +189,26 @@ def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes()
     assert lives_until_the_end(hopeless) == 3
     assert "the code that it runs failed" in str(hopeless)
     assert lives_until_the_end(ProcessLife(EXIT_OWN_CODE, 60.0, ready=True, worked=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "limit"),
+    [(EXIT_OWN_CODE, None, 3), (EXIT_HISTORY_LOST, UP, 3), (EXIT_HISTORY_LOST, None, 2), (EXIT_STARTUP, None, 2)],
+)
+def test_ends_of_one_kind_are_counted_apart_from_failures_of_other_kinds(
+    code: int, first: ProcessLife | None, limit: int
+) -> None:
+    """Two crashes say nothing of whether the history is lost, or the environment's code fails."""
+    end, crash = ProcessLife(code, 0.5, ready=False), ProcessLife(1, 0.5, ready=False)
+    lives = [] if first is None else [first]
+    lives += [crash] * 2 + [end] * (limit - 1) + [crash] + [end] * (limit - 1)
+    history = Restarts()
+    assert [history.ended(life) for life in lives].count(None) == 0
+    assert history.ended(end) is None
+
+
+def test_a_kill_from_outside_between_two_ends_of_one_kind_does_not_separate_them() -> None:
+    history, end = Restarts(), ProcessLife(EXIT_OWN_CODE, 60.0, ready=True)
+    for life in (end, ProcessLife(KILLED, 0.5, ready=True), end):
+        assert history.ended(life) is not None
+    assert history.ended(end) is None
