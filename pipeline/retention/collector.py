@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.retention import retention_floor
@@ -86,6 +86,7 @@ class GarbageCollector:
     def __init__(self, bus: NatsBus, config: RunConfig) -> None:
         self._bus = bus
         self._config = config
+        self._gone: list[str] = []
 
     async def plan(self, limits: GcLimits) -> GcPlan:
         """Return what is to be deleted.
@@ -93,8 +94,8 @@ class GarbageCollector:
         Raises `NotFoundError` if a named revision or trainer is unknown, `ConfigError` if it is needed, `SchemaError`
         if a record that limits the deletion cannot be read.
         """
-        config = await self._whole_config()
-        self._config = config
+        config = self._config
+        self._gone = await self._gone_environments()
         now_ns = await self._bus.server_time_ns()
         born = None if limits.older_than_s is None else now_ns - int(limits.older_than_s * 1e9)
         holds = (await read_record(self._bus, config.run)).standing(now_ns)
@@ -102,7 +103,7 @@ class GarbageCollector:
         found = GcPlan()
         ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
         for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
-            names = collectable(stream, config.run, config.revision, config.environments, ledger)
+            names = collectable(stream, config.run, config.revision, [*config.environments, *self._gone], ledger)
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
@@ -174,16 +175,13 @@ class GarbageCollector:
 
     # -- claims
 
-    async def _whole_config(self) -> RunConfig:
-        """Return the configuration with every environment that has stored messages: readers still need those of an
-        environment that the run no longer has.
-        """
+    async def _gone_environments(self) -> list[str]:
+        """Return the environments that the run no longer has, and that have stored messages, which readers need."""
         run, revision = self._config.run, self._config.revision
         stored = await self._bus.stored_subjects(ROLLOUTS, [subjects.rollout(run)])
         stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
         gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._config.environments)
-        extra = {name: EnvironmentConfig(kind="gateway") for name in sorted(gone) if _is_environment(name)}
-        return msgspec.structs.replace(self._config, environments={**self._config.environments, **extra})
+        return [name for name in sorted(gone) if _is_environment(name)]
 
     async def _service_claims(self) -> list[RetentionClaim]:
         """Return the claims of the services, for every trainer that has a ledger here."""
@@ -198,7 +196,7 @@ class GarbageCollector:
 
     async def _claims_of(self, config: RunConfig) -> list[RetentionClaim]:
         run, trainer, bus = config.run, config.training.name, self._bus
-        readers = Readers(Service(bus, "gc", run, config.revision), config)
+        readers = Readers(Service(bus, "gc", run, config.revision), config, self._gone)
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         left_out = await read_left_out(bus)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
@@ -221,7 +219,8 @@ class GarbageCollector:
         if await bus.last(LEDGER, subjects.offline_trainer(run, trainer)) is not None:  # no batcher writes it
             batches = f"trainer {trainer}, for its batches"
             return [*on_ledger, *(RetentionClaim(stream, ">", seq, batches) for stream, seq in facts.batched.items())]
-        return [*retention_floor.claims(facts, run, config.revision, config.environments), *on_ledger]
+        environments = [*config.environments, *self._gone]
+        return [*retention_floor.claims(facts, run, config.revision, environments), *on_ledger]
 
     async def _entry_before(self, run: str, trainer: str, position: int) -> int:
         """Return the sequence of the last entry that a trainer at `position` knows; 1 if it knows none."""

@@ -3,6 +3,7 @@
 All these positions only move forward, so a position that was read a moment too early is at worst too low.
 """
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from lachesis.pipeline.bus.last_event import read_last_event
@@ -33,16 +34,17 @@ E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
 class Readers:
     """Feed it the ledger's entries and, through `untrained`, the trainer's reports."""
 
-    def __init__(self, service: Service, config: RunConfig) -> None:
+    def __init__(self, service: Service, config: RunConfig, gone: Iterable[str] = ()) -> None:
+        """`gone`: environments that the run no longer has, whose history its services still read."""
         self.untrained = UntrainedReferences()
         self._bus = service.bus
         self._run = service.run
         self._revision = service.revision
-        self._environments = list(config.environments)
+        is_foreign = {env: settings.is_foreign for env, settings in config.environments.items()}
+        is_foreign |= dict.fromkeys(gone, True)  # nothing draws their tasks here
+        self._environments = list(is_foreign)
         self._learned = [
-            env
-            for env, settings in config.environments.items()
-            if config.curriculum.missing_of_pool(is_foreign=settings.is_foreign) is None
+            env for env, foreign in is_foreign.items() if config.curriculum.missing_of_pool(is_foreign=foreign) is None
         ]
         self._has_teacher = config.teacher.enabled
         self._has_health = config.health.enabled

@@ -24,3 +24,18 @@ async def test_nobody_claims_rewards_for_a_curriculum_that_there_is_not(strategy
     rewards = {subjects.event("reward", "r", "live", env): env for env in config.environments}
     held = [claim for claim in claims if claim.stream == EVENTS and claim.holder.startswith("curriculum")]
     assert {rewards[claim.subject] for claim in held if claim.subject in rewards} == claiming
+
+
+@pytest.mark.parametrize(("strategy", "claiming"), [("irt", {"own", "gone"}), ("sec", {"own"}), ("epoch", {"own"})])
+async def test_an_environment_that_the_run_no_longer_has_is_claimed_for_as_one_whose_tasks_nothing_draws(
+    strategy: str, claiming: set[str]
+) -> None:
+    config = RunConfig(
+        run="r",
+        environments={"own": EnvironmentConfig(kind="spell_backward")},
+        curriculum=CurriculumConfig(strategy=strategy),
+    )
+    claims = await Readers(Service(MemoryBus(), "gc", "r"), config, ["gone"]).claims()
+    rewards = {subjects.event("reward", "r", "live", env): env for env in ("own", "gone")}
+    held = {claim.subject for claim in claims if claim.stream == EVENTS and claim.holder.startswith("curriculum")}
+    assert {rewards[subject] for subject in held & rewards.keys()} == claiming
