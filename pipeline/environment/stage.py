@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
@@ -51,9 +52,8 @@ from lachesis.pipeline.errors import (
     StreamFullError,
 )
 from lachesis.pipeline.inference.client import InferenceClient
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.request_times import SLOW_SERVER_CURE
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.pipeline.tasks.held_out import mask_held_out
@@ -78,7 +78,6 @@ MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _CANCELLED_S = 10.0
 """Seconds after which a group that was cancelled waits for a thread."""
-_LOOK_S = 2.0
 _CLAIM_TTL_ROLLOUTS = 4.0
 """Times the longest rollout, after which another process takes over the claim of one that does not come back."""
 _PLAIN_BYTES_PER_TOKEN = 8
@@ -341,26 +340,28 @@ class _Producer:
         """End groups with hanging code, and the process if one of them cannot be cancelled."""
         now_s = _now_s()
         for one in self.times.hanging(now_s):
-            scope, told_s = self._ending.get(one.group, (None, None))
+            scope, told_s = self._ending.get(one.call, (None, None))
             if scope is not None and told_s is None:
                 scope.cancel()
-                self._ending[one.group] = scope, now_s
+                self._ending[one.call] = scope, now_s
             elif told_s is not None and now_s - told_s > _CANCELLED_S:
                 _end_process(
-                    f"a rollout of environment {self.name}, item {one.item}, hangs for {one.age_s:.0f} s and cannot be "
+                    f"a rollout of environment {self.name}, {one.what}, hangs for {one.age_s:.0f} s and cannot be "
                     "cancelled: it waits for a thread"
                 )
 
     async def name_late_groups(self) -> None:
         """Report regularly which groups take far longer than others did, and which code holds everything up."""
         while True:
-            late = self.times.describe_late(_now_s())
+            now_s = _now_s()
+            self.times.check_clock(now_s)
+            late = self.times.late(now_s)
             self.service.set_problem(
                 f"{self.name} late groups",
-                None if late is None else f"environment {self.name}: {late}",
+                None if late is None else f"environment {self.name}: {self.times.describe(late)}",
                 mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
                 held_up=["scorer", "trainer"],
-                stops=self.times.are_all_late(_now_s()),
+                stops=late is not None and late.are_all,
             )
             slow = HOOKS.describe()
             self.service.set_problem(
@@ -369,7 +370,7 @@ class _Producer:
                 mend=HOOK_CURE,
             )
             self._end_hanging()
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(LOOK_S)
 
     async def _draw(self) -> _Draw | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
@@ -469,7 +470,7 @@ class _Producer:
     ) -> GroupDraft:
         """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
         made = False
-        self.times.begin(lease, str(item), _now_s())
+        self.times.begin(lease, _now_s(), what=f"item {item}")
         try:
             with anyio.CancelScope() as scope:
                 self._ending[lease] = scope, None
@@ -484,13 +485,13 @@ class _Producer:
                     started_ns=started_ns,
                     report=self.service.report_wait,
                     report_stuck=_end_process,
-                    report_request=lambda change: self.times.record_request(lease, change, _now_s()),
+                    report_request=lambda change: self.times.record_wait(lease, change, _now_s()),
                 )
                 made = True
                 return draft
         finally:
             del self._ending[lease]
-            self.times.end(lease, _now_s(), made=made)
+            self.times.end(lease, _now_s(), answered=made)
         raise _HungCodeError(
             f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
             f"{self.times.end_s:.0f} s, far longer than others, and was ended"

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.call_times import CallTimes
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import (
     AccessError,
@@ -50,7 +51,6 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
     WeightVersionSpan,
 )
-from lachesis.pipeline.inference.request_times import RequestTimes
 from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -184,7 +184,7 @@ class InferenceClient:
         `requested` is notified of every request for tokens or logprobs once it has ended; its items are samples.
         """
         self.config = config
-        self.times = RequestTimes()
+        self.times = CallTimes()
         """How long its requests take; a directory shares one between the clients of its servers."""
         self.guard: IdentityGuard | None = None
         self.answered = AnsweredRequests()
@@ -629,7 +629,7 @@ class InferenceClient:
             elif event.endswith(".send_request_headers.started"):
                 scope.deadline = anyio.current_time() + self.config.timeout
                 if http is None:
-                    self.times.begin(scope, self.where, path, time.monotonic())
+                    self.times.begin(scope, time.monotonic(), what=self.where, kind=path)
 
         scope = anyio.CancelScope()
         status, body, is_html, leads_to = 0, b"", False, None

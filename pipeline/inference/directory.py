@@ -13,13 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import anyio
 import httpx
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.call_times import LOOK_S, CallTimes
 from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
@@ -28,12 +29,12 @@ from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
-from lachesis.pipeline.inference.request_times import RequestTimes
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
+    "SLOW_SERVER_CURE",
     "InferenceDirectory",
     "check_url",
     "control_token",
@@ -49,7 +50,9 @@ __all__ = [
 
 log = logging.getLogger("lachesis")
 
-_LOOK_S = 1.0
+SLOW_SERVER_CURE: Final = (
+    "look at that server, and at what stands before it; a request is given up after its time-out, and sent again"
+)
 _POLL_S = 0.5
 _SILENT_S = 2.0
 """Without an answer for so long another server counts as gone."""
@@ -137,7 +140,7 @@ class InferenceDirectory:
         """`requested`: see `InferenceClient`."""
         self.guard = IdentityGuard()
         """Compares the servers of its clients with the run's identity, once that is known."""
-        self.times = RequestTimes()
+        self.times = CallTimes()
         self.answered = AnsweredRequests()
         self._timeout_s = timeout_s
         self._requested = requested
@@ -225,7 +228,7 @@ async def open_role(
         else:
             tasks.start_soon(directory.follow, bus, run, role, token or key)
         if report_slow is not None:
-            tasks.start_soon(_tell_slow, directory.times, report_slow)
+            tasks.start_soon(_report_slow, directory.times, report_slow)
         yield directory
 
 
@@ -258,12 +261,13 @@ async def open_configured_role(
         yield directory
 
 
-async def _tell_slow(times: RequestTimes, report: Callable[[str | None, bool], None]) -> None:
-    looked_s = time.monotonic()
+async def _report_slow(times: CallTimes, report: Callable[[str | None, bool], None]) -> None:
     while True:
         now_s = time.monotonic()
-        if now_s - looked_s > 2 * _LOOK_S:  # this process was held up, and heard no answer meanwhile
-            times.pass_over(now_s - looked_s)
-        looked_s = now_s
-        report(times.describe_slow(now_s), times.are_all_slow(now_s))
-        await anyio.sleep(_LOOK_S)
+        times.check_clock(now_s)
+        late = times.late(now_s)
+        if late is None:
+            report(None, False)
+        else:
+            report(f"{late.what} does not answer: {late.describe('requests')}", late.are_all)
+        await anyio.sleep(LOOK_S)

@@ -16,8 +16,7 @@ that may hang for good, or holds the interpreter lock, needs a process of its ow
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -25,12 +24,12 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.call_times import CallTimes
 from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import without_addresses
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
-from lachesis.pipeline.common.usual_times import UsualTimes
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker, HungCalls, SuspectArguments
@@ -39,7 +38,7 @@ from lachesis.pipeline.scorer.rater import FunctionRater, Rating, Sample, rating
 from lachesis.pipeline.scorer.worker_process import WorkerProcesses
 from lachesis.pipeline.telemetry.recorder import traced
 
-__all__ = ["EnsembleRunner", "LateCalls"]
+__all__ = ["EnsembleRunner", "RaterCalls"]
 
 _MAX_DETAIL = 440
 """Characters kept of what a rater raised; how to mend it follows."""
@@ -47,13 +46,11 @@ _APART_WORKERS = 2
 """Worker processes of a function that is called in them."""
 _APART_BYTES = 256 << 20
 """Memory of one of its calls, beyond what a worker has before its first one."""
-_MIN_LATE_S = 7.0
-"""Seconds from which a call may be late."""
 _MAX_REPEATED = 100
 """Characters of the last failure that calls which are not made repeat; a score carries 200 in all."""
 
 
-class LateCalls(NamedTuple):
+class RaterCalls(NamedTuple):
     """What to say of calls of a rater that take much longer than usual, and whether all that are under way do."""
 
     text: str
@@ -73,15 +70,13 @@ class EnsembleRunner:
         """Whether any rater is asynchronous."""
         return not all(calls.at_once for calls in self._calls)
 
-    def late(self, now_s: float) -> dict[str, LateCalls]:
-        """Return rater name -> its calls, for raters that take much longer than usual."""
-        found = {calls.member.name: calls.late(now_s) for calls in self._calls}
-        return {name: late for name, late in found.items() if late is not None}
+    def find_late(self, now_s: float) -> dict[str, RaterCalls]:
+        """Return rater name -> its calls, for raters that take much longer than usual.
 
-    def pass_over(self, seconds: float) -> None:
-        """Leave out a time in which this process was held up, for calls that are under way."""
-        for calls in self._calls:
-            calls.pass_over(seconds)
+        To be called every `LOOK_S`, as `CallTimes.check_clock`.
+        """
+        found = {calls.member.name: calls.find_late(now_s) for calls in self._calls}
+        return {name: late for name, late in found.items() if late is not None}
 
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
         """Return rater name -> one rating a sample."""
@@ -158,24 +153,16 @@ class _MemberCalls:
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
         self._hung = HungCalls(member.config.concurrency)
-        self._under_way_s: dict[object, float] = {}  # when each call began
-        self._times = UsualTimes(_MIN_LATE_S)
+        self._times = CallTimes()
 
-    def late(self, now_s: float) -> LateCalls | None:
+    def find_late(self, now_s: float) -> RaterCalls | None:
         """Return what to say of calls that take much longer than the last ones did; None: none does."""
-        ages_s = [now_s - began_s for began_s in self._under_way_s.values()]
-        late_s = [age_s for age_s in ages_s if age_s > self._times.late_s]
-        if not late_s:
+        self._times.check_clock(now_s)
+        late = self._times.late(now_s)
+        if late is None:
             return None
-        slowest_s = self._times.slowest_s
-        usual = "none was answered yet" if slowest_s is None else f"the slowest of the last took {slowest_s:.1f} s"
-        hang = f"{len(late_s)} of {len(ages_s)} calls under way hang, the longest for {max(late_s):.0f} s"
-        text = f"{hang}; {usual}; each is given up after timeout_s, {self.member.config.timeout_s:g} s"
-        return LateCalls(text, len(late_s) == len(ages_s))
-
-    def pass_over(self, seconds: float) -> None:
-        """Leave out a time in which no answer could be heard."""
-        self._under_way_s = {call: began_s + seconds for call, began_s in self._under_way_s.items()}
+        given_up = f"each is given up after timeout_s, {self.member.config.timeout_s:g} s"
+        return RaterCalls(f"{late.describe('calls')}; {given_up}", late.are_all)
 
     async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
         """Rate a group's samples, all at once or each by itself, into `column`."""
@@ -224,25 +211,26 @@ class _MemberCalls:
             if not self._breaker.admits(anyio.current_time()):
                 return Rating(None, "unavailable", f"not called: its last calls all failed, {self._last_failure}")
             failures: list[BaseException] = []
-            with self._under_way() as began_s, anyio.move_on_after(self.member.config.timeout_s):
-                rating = await self._attempt(argument, judge, failures)
-                if rating is not None and rating.status != "timeout":  # else it says nothing of how long answers take
-                    self._times.add(anyio.current_time() - began_s, anyio.current_time())
+            with anyio.move_on_after(self.member.config.timeout_s):
+                rating = await self._attempt_timed(argument, judge, failures)
                 return rating or self._given_up(argument, failures[-1], f"after {len(failures)} attempts")
             seconds = f"{self.member.config.timeout_s:g} s"
             if not failures:  # a rater that is slow on one answer is not down
                 return Rating(None, "timeout", f"no rating within {seconds}")
             return self._given_up(argument, failures[-1], f"after {len(failures)} attempts in {seconds}")
 
-    @contextmanager
-    def _under_way(self) -> Iterator[float]:
-        """Note that a call is made in the body; yield when it began."""
-        call, began_s = object(), anyio.current_time()
-        self._under_way_s[call] = began_s
+    async def _attempt_timed(
+        self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]
+    ) -> Rating | None:
+        """Do as `_attempt`, and note how long that is under way."""
+        call, rating = object(), None
+        self._times.begin(call, anyio.current_time())
         try:
-            yield began_s
+            rating = await self._attempt(argument, judge, failures)
         finally:
-            del self._under_way_s[call]
+            answered = rating is not None and rating.status != "timeout"
+            self._times.end(call, anyio.current_time(), answered=answered)
+        return rating
 
     async def _attempt(
         self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]

@@ -25,7 +25,7 @@ from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scorer.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scorer.logic.unrated import UnratedGroups
 from lachesis.pipeline.scorer.rater import Rating, Sample
-from lachesis.pipeline.scorer.runner import EnsembleRunner, LateCalls
+from lachesis.pipeline.scorer.runner import EnsembleRunner, RaterCalls
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError
@@ -92,14 +92,9 @@ class EnvironmentScorer:
         """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
         return self._ensemble is not None and self._ensemble.runner.is_asynchronous
 
-    def late(self, now_s: float) -> dict[str, LateCalls]:
-        """Return rater name -> its calls, for raters that take much longer than usual."""
-        return {} if self._ensemble is None else self._ensemble.runner.late(now_s)
-
-    def pass_over(self, seconds: float) -> None:
-        """Leave out a time in which this process was held up, for calls that are under way."""
-        if self._ensemble is not None:
-            self._ensemble.runner.pass_over(seconds)
+    def find_late(self, now_s: float) -> dict[str, RaterCalls]:
+        """Return rater name -> its calls, for raters that take much longer than usual; see `EnsembleRunner`."""
+        return {} if self._ensemble is None else self._ensemble.runner.find_late(now_s)
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
@@ -24,7 +25,7 @@ from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, r
 from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.promoted import admit_promoted
-from lachesis.pipeline.scorer.runner import LateCalls
+from lachesis.pipeline.scorer.runner import RaterCalls
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
@@ -41,7 +42,6 @@ _POLICY_EVERY_S = 1.0
 _UNRATED_GROUPS = 3
 """Groups in a row without any rating of a rater, after which it is named."""
 _NOT_TRAINED_ON = "Answers without a score are not trained on, so what is learned is a selection"
-_LOOK_S = 1.0
 _LATE_CURE = "look at what it calls; in a thread, py-spy shows where it stands"
 _AGREEMENT_EVERY_GROUPS = 8
 """Groups from one look at how far raters agree to the next."""
@@ -136,15 +136,10 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 async def _report_late(service: Service, scorers: Callable[[], Sequence[EnvironmentScorer]]) -> None:
     """Report regularly which raters take much longer than usual. Runs until cancelled."""
     named: set[str] = set()
-    looked_s = anyio.current_time()
     while True:
-        now_s = anyio.current_time()
-        found: dict[str, LateCalls] = {}
+        found: dict[str, RaterCalls] = {}
         for scorer in dict.fromkeys(scorers()):
-            if now_s - looked_s > 2 * _LOOK_S:  # this process was held up, and heard no answer meanwhile
-                scorer.pass_over(now_s - looked_s)
-            found |= scorer.late(now_s)
-        looked_s = now_s
+            found |= scorer.find_late(anyio.current_time())
         for rater, calls in found.items():
             service.set_problem(
                 f"{rater} late", f"rater {rater} does not answer", why=calls.text, mend=_LATE_CURE,
@@ -153,7 +148,7 @@ async def _report_late(service: Service, scorers: Callable[[], Sequence[Environm
         for rater in named - found.keys():
             service.set_problem(f"{rater} late", None)
         named = set(found)
-        await anyio.sleep(_LOOK_S)
+        await anyio.sleep(LOOK_S)
 
 
 class _UnratedReport:

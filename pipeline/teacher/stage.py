@@ -13,8 +13,7 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
-from lachesis.pipeline.inference.request_times import SLOW_SERVER_CURE
+from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer

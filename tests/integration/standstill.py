@@ -123,7 +123,7 @@ CAUSES = (
     Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
     Cause("a rater hangs", ("scorer", "rater letters"), switch="rater hangs"),
     Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
-    Cause("a rollout hangs in a thread", ("groups under way hangs", "see where its rollouts wait"),
+    Cause("a rollout hangs in a thread", ("groups under way hang", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),
     *map(_without_files, ("supervisor", "environment-sums", "inference-policy")),
     Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),
