@@ -49,8 +49,10 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     _write(folder, plan)
     if plan.ends and not plan.has_new_copies:
         plan = await _renew_copies(bus, config, plan)
-    for loss in plan.losses:
-        await _fill(bus, plan, loss)
+    filled = [await _fill(bus, plan, loss) for loss in plan.losses]
+    if filled != plan.losses:
+        plan = msgspec.structs.replace(plan, losses=filled)
+        _write(folder, plan)
     for seq in plan.copies:
         await _copy(bus, plan, seq)
     await _put_aside(bus, plan)
@@ -122,16 +124,24 @@ def _is_as_planned(plan: RecoveryPlan, stream: str, now: dict[str, StreamUsage])
     return end.last == plan.ends[stream] and end.last_ns == plan.ended_ns.get(stream, end.last_ns)
 
 
-async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> None:
-    """Store fillers until the stream goes beyond the lost messages; only the last filler stays."""
+async def _fill(bus: NatsBus, plan: RecoveryPlan, loss: StreamLoss) -> StreamLoss:
+    """Store fillers until the stream goes beyond the lost messages; only the last filler stays.
+
+    Return the loss up to where the fillers went: the server may store some after the end of the stream was read.
+    """
     subject = subjects.fillers(plan.run).get(loss.stream)
     if subject is None:
-        return
+        return loss
     while (last := (await bus.usage(loss.stream)).last) < loss.last:
         count = min(loss.last - last, _FILLERS_AT_ONCE)
         await bus.store_empty(subject, count - 1)
         await bus.publish(subject, b"", msg_id=f"recovery.{plan.id}.{loss.stream}.{last}.{count}")
     await bus.delete_all(loss.stream, [subject], keep=1)  # while one is stored, the stream cannot fall back behind it
+    async with bus.read(loss.stream, [], start=loss.last + 1, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            is_filler = message.subject == subject
+            return msgspec.structs.replace(loss, last=message.seq) if is_filler else loss
+    return loss
 
 
 async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:

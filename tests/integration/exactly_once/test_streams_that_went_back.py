@@ -179,6 +179,25 @@ async def test_rollouts_that_took_lost_sequences_are_stored_once_more(copies, tm
         assert groups == [group.id for group in new]
 
 
+async def test_fillers_that_the_server_stores_late_are_no_new_loss(copies, tmp_path, monkeypatch):
+    """They were sent before, and are stored after the end of the stream was read."""
+    config, store_empty = config_of(copies), NatsBus.store_empty
+
+    async def store_more(bus: NatsBus, subject: str, count: int) -> None:
+        await store_empty(bus, subject, count + 5)
+
+    monkeypatch.setattr(NatsBus, "store_empty", store_more)
+    async with serving(replaced(copies, tmp_path / "late", ROLLOUTS)) as bus:
+        plan = await make_plan(bus, config, "late")
+        assert plan is not None
+        done = await apply_plan(bus, config, plan)
+        last = (await bus.usage(ROLLOUTS)).last
+        assert last > plan.losses[0].last + 1
+        assert msgspec.json.decode(done.read_bytes(), type=RecoveryPlan).losses[0].last == last
+        await refuse_rolled_back(bus, config)
+        assert await make_plan(bus, config, "again") is None
+
+
 async def test_a_recovery_that_is_cut_off_anywhere_is_completed_by_the_next(copies, tmp_path, monkeypatch):
     config = config_of(copies)
     cuts = ["_fill", "_copy", "update_record", "_set_training_back", "open", "make_folder"]
