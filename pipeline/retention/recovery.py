@@ -5,6 +5,7 @@ folder before anything changes, each step may be repeated, and `lachesis up` ref
 away. Only the trainer's report and the policy record are deleted, if they contradict the ledger; the file keeps them.
 """
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.errors import StartupError
+from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
@@ -26,6 +27,8 @@ from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, kind_of
 from lachesis.schemas.values import from_json
 
 __all__ = ["apply_plan", "read_unfinished"]
+
+log = logging.getLogger("lachesis")
 
 _FILLERS_AT_ONCE = 1000
 """Fillers that are sent before the server says that it stored them; it drops what is much more than that."""
@@ -153,8 +156,15 @@ async def _put_aside(bus: NatsBus, plan: RecoveryPlan) -> None:
 
 
 async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
-    """Store a rollout again, under a sequence that nothing refers to yet."""
-    message = await bus.get(ROLLOUTS, seq)
+    """Store a rollout again, under a sequence that nothing refers to yet.
+
+    If it was lost since the plan was made, the next plan says so.
+    """
+    try:
+        message = await bus.get(ROLLOUTS, seq)
+    except NotFoundError as error:
+        log.warning("rollout %d, which was to be stored again, is gone: %s", seq, error)
+        return
     headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
     await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)
 

@@ -60,6 +60,8 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     leaders', and then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream.
     `keys`: keys of the bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in
     this folder, that the trainer reported last. `earlier`: what the retention record should list and does not.
+    `makes`: streams in place of which empty ones are made, before it can be seen what else is wrong; such a plan holds
+    nothing else.
     """
 
     run: str
@@ -83,6 +85,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, bytes] = {}
     elsewhere: str | None = None
     earlier: Retention | None = None
+    makes: list[str] = []
 
 
 def add_to_record(record: Retention, plan: RecoveryPlan) -> Retention:

@@ -64,6 +64,11 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
     """Return in lines what is wrong, and what the recovery costs."""
     lines = ["this recovery was begun before, and is completed"] if begun else []
     lines += ["what is wrong:", *(f"  {problem}" for problem in plan.problems), "what that costs:"]
+    if plan.makes:
+        made = (
+            f"  empty streams are made in place of {', '.join(plan.makes)}; then it is listed what was lost with them"
+        )
+        return [*lines, f"{made}, and asked again"]
     costs = [_loss(one.stream, one.first, one.last) for one in plan.losses]
     if (lost := sum(one.last + 1 - one.first for one in plan.losses if one.stream == ROLLOUTS)) > 0:
         costs.append(f"of these {lost} rollouts the ledger gives {plan.settled} their outcome, which stays; "

@@ -37,7 +37,7 @@ from lachesis.services.run.connect import (
     recent_heartbeats,
     server_version,
 )
-from lachesis.services.run.store import find_lost_store, is_lost, ways_out
+from lachesis.services.run.store import find_lost_store, is_lost, refuse_foreign_folder, ways_out
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -55,6 +55,10 @@ async def check_server(config: RunConfig, heard: HeartbeatLog | None = None) -> 
 
     `heard` is filled with the heartbeats of the run's services.
     """
+    try:
+        refuse_foreign_folder(config)
+    except StartupError as error:
+        return [fail("server", str(error), "as it says")]
     if config.nats is not None:
         patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, CONNECT_S)
         quick = msgspec.structs.replace(config.nats, give_up_s=patience_s, connect_timeout_s=connect_s)
@@ -62,16 +66,7 @@ async def check_server(config: RunConfig, heard: HeartbeatLog | None = None) -> 
     try:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
-        if has_history(config):
-            ended = ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")
-            return [ended, *await _look_into_ended(config), *[one async for one in _named_servers(config)]]
-        if is_lost(config):
-            return [fail("server", f"run {config.run} has stored history in {config.path}, and that is gone",
-                         ways_out(config.run))]  # fmt: skip
-        if config.nats is None:
-            first = ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")
-            return [first, *[one async for one in _named_servers(config)]]
-        return [fail("server", str(error), "as it says, or correct --nats URL")]
+        return await _without_server(config, error)
     except (AccessError, ConfigError) as error:
         return [fail("server", str(error), "as it says, or correct nats.url, nats.user, nats.creds_file...")]
     found: list[DoctorFinding] = []
@@ -82,6 +77,20 @@ async def check_server(config: RunConfig, heard: HeartbeatLog | None = None) -> 
         except nats.errors.Error as error:
             found.append(fail("server", f"stopped answering: {error}", "look at its log"))
     return found
+
+
+async def _without_server(config: RunConfig, error: StartupError) -> list[DoctorFinding]:
+    """Return what is known of a run whose server cannot be reached."""
+    if has_history(config):
+        ended = ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")
+        return [ended, *await _look_into_ended(config), *[one async for one in _named_servers(config)]]
+    if is_lost(config):
+        return [fail("server", f"run {config.run} has stored history in {config.path}, and that is gone",
+                     ways_out(config.run))]  # fmt: skip
+    if config.nats is None:
+        first = ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")
+        return [first, *[one async for one in _named_servers(config)]]
+    return [fail("server", str(error), "as it says, or correct --nats URL")]
 
 
 async def _look_into_ended(config: RunConfig) -> list[DoctorFinding]:

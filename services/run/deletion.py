@@ -40,7 +40,7 @@ from lachesis.services.run.file import EFFECTIVE_FILE, MODEL_FILE, RUN_FILE, is_
 from lachesis.services.run.known_runs import forget_run, has_stored
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
 from lachesis.services.run.notices_file import NOTICES_FILE
-from lachesis.services.run.store import STORE_FILE
+from lachesis.services.run.store import STORE_FILE, refuse_foreign_folder
 from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
 
 __all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
@@ -102,6 +102,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
     read, or its server cannot be reached.
     """
     folder = config.path
+    refuse_foreign_folder(config)
     with lock_folder(folder, config.run, deletes=True) if folder.is_dir() else nullcontext():
         async with _server(config) as (bus, problem):
             if bus is not None:

@@ -19,16 +19,22 @@ from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BUCKET
+from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
 from lachesis.services.run.connect import SILENCE_S, open_run
 from lachesis.services.run.lease import RunLease, lock_folder
-from lachesis.services.run.store import describe_unknown_history, find_lost_store, make_streams, ways_out
+from lachesis.services.run.store import (
+    describe_unknown_history,
+    find_lost_store,
+    make_streams,
+    refuse_foreign_folder,
+    ways_out,
+)
 from lachesis.services.run.unusable_states import find_unusable
 
 __all__ = ["recover_run"]
 
 _MAX_ROUNDS = 4
-"""Recoveries in a row; each is shown and confirmed."""
+"""Recoveries in a row; each is shown and confirmed. If more is wrong after the last, that is an error."""
 _RECONNECT_S = 2.0
 """Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
 
@@ -48,62 +54,87 @@ async def recover_run(
     """
     if not config.path.is_dir():
         raise NotFoundError(f"there is no run {config.run}: no folder {config.path}")
+    refuse_foreign_folder(config)
     plan: RecoveryPlan | None = None
     done: str | None = None
     with lock_folder(config.path, config.run):
         async with open_run(config, f"{config.run}.recover", OPERATOR) as history, background() as tasks:
             await _check_over(history.bus, config)
-            lost = await _make_lost_streams(history.bus, config)
+            lost, gone = await _find_lost(history.bus, config)
             unknown = await describe_unknown_history(history.bus, config)
             lease = RunLease(history.bus, config.run, config.path, tasks.cancel_scope.cancel)
+            so_far: str | None = None
+            if lost is not None and gone:
+                plan = RecoveryPlan(run=config.run, id=_name(0), problems=[lost], makes=gone)
+                if not confirm(plan, False):
+                    return plan, None
+                await _make_lost_streams(history.bus, config, lost)
+                so_far = f"empty streams were made in place of {', '.join(gone)}"
             await lease.acquire()
             async with lease.held():
-                for number in range(_MAX_ROUNDS):  # what was lost may have hidden what a service cannot use
+                for number in range(_MAX_ROUNDS + 1):  # what was lost may have hidden what a service cannot use
                     unfinished = read_unfinished(config.path)
-                    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + (f".{number}" if number else "")
                     unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
                     unusable = unusable._replace(from_first_model=from_first_model and not number)
                     more = [text for text in (lost, unknown) if text is not None and not number]
                     unusable = unusable._replace(problems=[*more, *unusable.problems])
-                    found = unfinished or await make_plan(history.bus, config, name, unusable)
+                    found = unfinished or await make_plan(history.bus, config, _name(number), unusable)
                     if found is None:
                         break
+                    if number == _MAX_ROUNDS:
+                        raise _not_recovered(config, so_far, f"now this is wrong: {found.problems[0]}")
                     if found is not unfinished and not from_first_model:
                         _refuse_first_model(config, found)
                     plan = found
                     if not confirm(found, unfinished is not None):
-                        if done is not None:
-                            raise StartupError(
-                                f"run {config.run} is not recovered yet: {done} keeps what was replaced so far, and "
-                                f"the rest was not confirmed. Repeat `lachesis runs recover {config.run}`"
-                            )
+                        if so_far is not None:
+                            raise _not_recovered(config, so_far, "the rest was not confirmed")
                         break
                     done = str(await apply_plan(history.bus, config, found))
+                    so_far = f"{done} keeps what was replaced so far"
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done
 
 
-async def _make_lost_streams(bus: NatsBus, config: RunConfig) -> str | None:
-    """Make empty streams in place of those that the server lost, and say which; None: it lost none.
+def _name(number: int) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + (f".{number}" if number else "")
 
-    Until the recovery is done they count as lost. Raises `HistoryLostError` where nothing is left, or where a stream
-    went too far for its sequences to be passed over.
+
+def _not_recovered(config: RunConfig, so_far: str | None, left: str) -> StartupError:
+    return StartupError(
+        f"run {config.run} is not recovered yet: {so_far}, and {left}. Repeat `lachesis runs recover {config.run}`"
+    )
+
+
+async def _find_lost(bus: NatsBus, config: RunConfig) -> tuple[str | None, list[str]]:
+    """Return what the server lost of the run's streams, None if nothing, and the streams that are not there.
+
+    Changes nothing. Raises `HistoryLostError` where nothing is left.
     """
     lost = await find_lost_store(bus, config)
     if lost is None:
-        return None
+        return None, []
     if not lost.is_partial:
         raise HistoryLostError(f"{lost.text}. Nothing was changed. {lost.mend}")
+    found = await find_streams(bus)
+    return lost.text, [stream_name(config.run, kind) for kind in (BUCKET, *STREAMS) if kind not in found]
+
+
+async def _make_lost_streams(bus: NatsBus, config: RunConfig, lost: str) -> None:
+    """Make empty streams in place of those that the server lost.
+
+    Until the recovery is done they count as lost. Raises `HistoryLostError` where a stream went too far for its
+    sequences to be passed over.
+    """
     await bus.ensure_streams(config.streams)
     ends = {stream: usage.last for stream, usage in (await find_streams(bus)).items()}
     for source, marks in await read_marks(bus, config.run, config.path):
         for stream, mark in marks.ends.items():
             if stream != BUCKET and mark.seq > ends.get(stream, 0) + MAX_LOST:
                 raise HistoryLostError(
-                    f"{lost.text}. {source} says that {stream} went to sequence {mark.seq}: so many cannot be passed "
+                    f"{lost}. {source} says that {stream} went to sequence {mark.seq}: so many cannot be passed "
                     f"over. {ways_out(config.run)}"
                 )
-    return lost.text
 
 
 def _refuse_first_model(config: RunConfig, plan: RecoveryPlan) -> None:

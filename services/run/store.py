@@ -45,6 +45,7 @@ __all__ = [
     "is_lost",
     "keep_record",
     "make_streams",
+    "refuse_foreign_folder",
     "refuse_lost_folder",
     "refuse_unknown_history",
     "ways_out",
@@ -177,6 +178,17 @@ def refuse_lost_folder(config: RunConfig) -> None:
         )
 
 
+def refuse_foreign_folder(config: RunConfig) -> None:
+    """Raise `StartupError` where the run's folder is another run's, whose history would be mixed in."""
+    record = _record(config)
+    if record is not None and record.run != config.run:
+        raise StartupError(
+            f"{config.path} is the folder of run {record.run}, not of {config.run}: the folders of two runs were "
+            "exchanged, or one was put in the place of another. Nothing was changed. Put each folder where its run is "
+            f"looked for; or name the run that this one is of (--run {record.run})"
+        )
+
+
 def ways_out(run: str, *, is_partial: bool = False) -> str:
     """Return what a person can do where history is gone. `is_partial`: streams with messages are left."""
     go_on = (
@@ -198,9 +210,15 @@ def _where(config: RunConfig) -> str:
 
 
 def _read(config: RunConfig) -> StoreRecord | None:
+    """Return what the folder remembers. Raises `StartupError` where that is not known, or is of another run."""
+    refuse_foreign_folder(config)
+    return _record(config)
+
+
+def _record(config: RunConfig) -> StoreRecord | None:
     file = config.path / STORE_FILE
     try:
-        record = from_json(STORE_FILE, StoreRecord, read_small_file(file))
+        return from_json(STORE_FILE, StoreRecord, read_small_file(file))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -213,7 +231,6 @@ def _read(config: RunConfig) -> StoreRecord | None:
             f"{file}, which says which store the run's history is in, cannot be read ({error}): if the store is the "
             "right one, delete this file"
         ) from error
-    return record if record.run == config.run else None
 
 
 async def _write(config: RunConfig, record: StoreRecord) -> None:

@@ -67,7 +67,13 @@ from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import started_ticks
-from lachesis.services.run.store import keep_record, make_streams, refuse_lost_folder, refuse_unknown_history
+from lachesis.services.run.store import (
+    keep_record,
+    make_streams,
+    refuse_foreign_folder,
+    refuse_lost_folder,
+    refuse_unknown_history,
+)
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
@@ -218,6 +224,7 @@ class Supervisor:
 
         Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
         """
+        refuse_foreign_folder(self.config)
         refuse_lost_folder(self.config)
         try:
             mkdir = partial(self.logs.mkdir, parents=True, exist_ok=True)

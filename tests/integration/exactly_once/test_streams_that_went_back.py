@@ -220,6 +220,29 @@ async def test_a_recovery_that_is_cut_off_anywhere_is_completed_by_the_next(copi
         await refuse_rolled_back(bus, config)
 
 
+async def test_a_recovery_whose_store_went_back_meanwhile_can_be_completed(copies, tmp_path, make_lab, monkeypatch):
+    """Its plan names rollouts that are gone by now: it says so, and the next one looks at what is there."""
+    config = config_of(copies)
+    async with serving(replaced(copies, tmp_path / "regrown", ROLLOUTS)) as bus:
+        lab = make_lab(bus)
+        lab.run = RUN
+        for number in range(30, 34):
+            await lab.store(lab.group(number))
+        plan = await make_plan(bus, config, "regrown")
+        assert plan is not None
+        assert plan.copies
+        monkeypatch.setattr(recovery, "_fill", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            await apply_plan(bus, config, plan)
+    monkeypatch.undo()
+    async with serving(replaced(copies, tmp_path / "older again", ROLLOUTS)) as bus:
+        plan = read_unfinished(copies.folder)
+        assert plan is not None
+        await apply_plan(bus, config, plan)
+        await refuse_rolled_back(bus, config)
+        assert await make_plan(bus, config, "again") is None
+
+
 async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:
     change = log.next_commit({EVENTS: number}, msgspec.msgpack.encode([]))
     await log.append(

@@ -28,13 +28,16 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.ledger import GENESIS, TrainReport
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
 from lachesis.services.cli.recover import describe_plan
+from lachesis.services.preflight.server import check_server
 from lachesis.services.run import recovery
+from lachesis.services.run.deletion import delete_run
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.recovery import recover_run
 from lachesis.services.run.store import (
     STORE_FILE,
     keep_record,
     make_streams,
+    refuse_foreign_folder,
     refuse_lost_folder,
     refuse_unknown_history,
 )
@@ -124,11 +127,15 @@ async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_i
         await bus.ensure_streams(config.streams)  # as `nats stream add` does
     with pytest.raises(HistoryLostError, match=f"{subjects.stream_name(RUN, kind)}.*or `lachesis runs recover {RUN}`"):
         await make_streams(bus, config)
-    assert await recover_run(config, lambda *_: False) is not None
+    there = {one.name for one in await bus.describe_streams()}
+    assert (await recover_run(config, lambda *_: False))[0] is not None
+    assert {one.name for one in await bus.describe_streams()} == there, "nobody agreed to any change"
     with pytest.raises(HistoryLostError, match=f"or `lachesis runs recover {RUN}`"):
         await make_streams(bus, config)  # nobody agreed
-    plan, _ = await recover_run(config, lambda *_: True)
+    shown: list[RecoveryPlan] = []
+    plan, _ = await recover_run(config, lambda plan, _: not shown.append(plan))
     assert plan is not None
+    assert bool(shown[0].makes) == (harm == "deleted")
     assert subjects.stream_name(RUN, kind) in "\n".join(plan.problems)
     assert [(one.stream, one.last) for one in plan.losses if kind != BUCKET] == ([] if kind == BUCKET else [(kind, 3)])
     await make_streams(bus, config)
@@ -155,6 +162,33 @@ async def test_a_recovery_that_is_confirmed_only_in_part_says_so(
     monkeypatch.setattr("lachesis.services.run.recovery.apply_plan", apply)
     with pytest.raises(StartupError, match=r"not recovered yet: done\.json keeps .* Repeat `lachesis runs recover"):
         await recover_run(config, lambda *_: next(answers))
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+async def test_a_recovery_says_if_more_is_wrong_after_its_last_round(
+    bus: NatsBus, config: RunConfig, server_token: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    config = with_token(config, server_token)
+    await make_streams(bus, config)
+    plans = iter(
+        [*(RecoveryPlan(run=RUN, id=str(number), problems=[f"lost {number}"]) for number in range(rounds)), None]
+    )
+
+    async def plan_next(*_: object) -> RecoveryPlan | None:
+        return next(plans)
+
+    async def apply(*_: object) -> Path:
+        return Path("done.json")
+
+    monkeypatch.setattr("lachesis.services.run.recovery.make_plan", plan_next)
+    monkeypatch.setattr("lachesis.services.run.recovery.apply_plan", apply)
+    if rounds == 4:
+        assert (await recover_run(config, lambda *_: True))[1] == "done.json"
+    else:
+        with pytest.raises(
+            StartupError, match=r"not recovered yet: done\.json keeps .*now this is wrong: lost 4\. Repeat"
+        ):
+            await recover_run(config, lambda *_: True)
 
 
 async def test_a_store_of_which_nothing_is_left_is_not_begun_anew_by_a_recovery(
@@ -219,6 +253,25 @@ async def test_a_run_that_an_older_build_began_is_taken_over(bus: NatsBus, confi
     await bus.delete_stream(LEDGER)
     with pytest.raises(HistoryLostError, match="lachesis_r_LEDGER of run r is not there"):
         await make_streams(bus, config)
+
+
+async def test_the_folder_of_another_run_is_neither_run_in_nor_recovered_nor_deleted(
+    bus: NatsBus, config: RunConfig, server_token: Path
+) -> None:
+    config = with_token(config, server_token)
+    await make_streams(bus, config)
+    refuse_foreign_folder(config)
+    other = msgspec.structs.replace(config, run="s")
+    there = sorted(config.path.rglob("*"))
+    for use in (make_streams(bus, other), delete_run(other, lambda _: True), recover_run(other, lambda *_: True)):
+        with pytest.raises(StartupError, match=rf"folder of run {RUN}, not of s"):
+            await use
+    with pytest.raises(StartupError, match=rf"folder of run {RUN}, not of s.*Nothing was changed.*--run {RUN}"):
+        refuse_foreign_folder(other)
+    assert "is the folder of run r" in str(await check_server(other))
+    assert sorted(config.path.rglob("*")) == there
+    assert await bus.runs() == [RUN]
+    await make_streams(bus, config)
 
 
 async def test_what_the_folder_remembers_is_not_guessed(bus: NatsBus, config: RunConfig) -> None:
