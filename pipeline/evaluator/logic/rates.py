@@ -78,10 +78,10 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
 def rate_interval(results: Sequence[TaskResult]) -> tuple[float, float] | None:
     """Return the bounds of the success rate's 95 % interval, in [0, 1].
 
-    None with fewer than two judged tasks. It is Wilson's score interval (E. B. Wilson, JASA 22, 1927) of as many independent answers as would have the rate's
-    clustered error, p (1 - p) / error^2 (E. L. Korn and B. I. Graubard, Survey Methodology 24, 1998): at most all
-    answers, at least the number of tasks (with unequal numbers m_i of answers sum(m)^2 / sum(m^2)), which is also what
-    is taken where the error says nothing because all or none succeeded.
+    None with fewer than two judged tasks. It is Wilson's score interval (E. B. Wilson, JASA 22, 1927) of as many
+    independent answers as would have the rate's clustered error, p (1 - p) / error^2 (E. L. Korn and B. I. Graubard,
+    Survey Methodology 24, 1998): at most all answers, at least the number of tasks (with unequal numbers m_i of answers
+    sum(m)^2 / sum(m^2)), which is also what is taken where the error says nothing because all or none succeeded.
     """
     error = standard_error(results)
     if error is None:
