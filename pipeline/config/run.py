@@ -18,13 +18,14 @@ from lachesis.pipeline.extension import TrainerBackend, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, ModelInputConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, ModelInputConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.faults import some
-from lachesis.pipeline.trainer.config import LoraConfig
 
 __all__ = ["adapter_problem", "experts_without_adapter"]
 

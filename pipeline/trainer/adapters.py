@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.errors import CheckpointError
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import has_adapters
 from lachesis.pipeline.trainer.adapter_targets import adapter_problem, experts_without_adapter
-from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 

@@ -19,7 +19,6 @@ __all__ = [
     "INPUTS_FOR_ONE_ROW",
     "MODEL_INPUTS",
     "LearnerConfig",
-    "LoraConfig",
     "LossConfig",
     "ModelInputConfig",
     "WarmStartConfig",
@@ -270,19 +269,6 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)
     return shaped("numerics.learner", LearnerConfig, _DEFAULTS_BEFORE_VERSIONING | known)
-
-
-class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Low-rank adapters (arXiv:2106.09685) instead of all weights, by peft. An empty table is the preset: every linear
-    layer at rank 32, and a learning rate some ten times that of all weights, since it follows from what is trained."""
-
-    rank: PositiveInt = 32
-    """Rank of each adapter. Default 32."""
-    alpha: Positive | None = None
-    """Adapters count alpha / rank times. Default None: as rank, once."""
-    targets: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the modules that get an adapter, such as ["q_proj", "v_proj"]; all-linear: every linear layer but the
-    output head. Default all-linear."""
 
 
 class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

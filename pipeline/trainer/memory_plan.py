@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logit_memory import DeviceMemory
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import merged_tensors
 from lachesis.pipeline.trainer.adapters import with_adapters
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.layers import decoder_layers, recompute_layers
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw
 from lachesis.pipeline.trainer.step_size import WeightsBeforeStep

@@ -17,12 +17,12 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import LoadedWeights, SamplingParams
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest
 from lachesis.pipeline.model.weight_files import write_weights
 from lachesis.pipeline.trainer.adapters import load_trainable_model
-from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 

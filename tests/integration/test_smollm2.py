@@ -14,13 +14,14 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.batch import PackedBatch, pack
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.services.demo import pretrained

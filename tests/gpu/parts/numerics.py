@@ -6,9 +6,10 @@ import torch
 from gpu.figures import check, figure, left_out
 from gpu.models import DEVICE, THREADS, batch_of, free_memory, model_of
 
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.logprobs import SampledLogprobs
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import DataError
 

@@ -6,7 +6,8 @@ import pytest
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig, TrainingConfig
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.model.config import LoraConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 

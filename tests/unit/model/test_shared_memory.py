@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from lachesis.pipeline.errors import NotFoundError
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.segment_layout import place_tensors
 from lachesis.pipeline.model.shared_memory import SegmentReader, WeightSegment, read_pointer, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, weights_digest
 from lachesis.pipeline.trainer.adapters import load_trainable_model
-from lachesis.pipeline.trainer.config import LoraConfig
 from lachesis.schemas.errors import ConfigError, DataError
 
 OWNER = """

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, Lla
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logprobs import SampledLogprobs, token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, weights_digest
 from lachesis.pipeline.model.tokenizer import save_tokenizer
 from lachesis.pipeline.trainer.adapters import ADAPTER, load_trainable_model, with_adapters
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import ConfigError
 

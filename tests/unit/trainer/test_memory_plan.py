@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, Qwen2Config
 
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logit_memory import DeviceMemory
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.memory_plan import StepShape, plan_memory
 
 CPU, CARD = DeviceMemory("cpu"), DeviceMemory("cuda", 80 << 30)

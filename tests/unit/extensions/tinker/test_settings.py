@@ -7,7 +7,8 @@ from lachesis.pipeline.config.extended import run_config_type, training_config_t
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.extensions.tinker.key import check_key
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig
+from lachesis.pipeline.model.config import LoraConfig
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.machine import needed_extras
 from lachesis.services.registry import service_of, services

@@ -20,10 +20,11 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tokenizer import save_tokenizer
 from lachesis.pipeline.trainer.adapters import with_adapters
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, ModelInputConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, ModelInputConfig
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import ConfigError

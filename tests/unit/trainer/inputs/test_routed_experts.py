@@ -13,10 +13,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.trainer.adapters import with_adapters
-from lachesis.pipeline.trainer.config import LearnerConfig, LoraConfig, LossConfig, ModelInputConfig
+from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, ModelInputConfig
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 
 from lachesis.pipeline.config.run import TrainingConfig
-from lachesis.pipeline.trainer.config import LoraConfig
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.trainer.ranks.place import STORE_VARIABLE, RankPlace, check_ranks, rank_device
 from lachesis.schemas.errors import ConfigError
 
