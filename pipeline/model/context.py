@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
+    "VLLM_CONTEXT_OPTION",
     "check_positions",
     "context_length",
     "context_of_model",
-    "policy_context",
     "positions_change_at",
     "untrainable_positions",
 ]
@@ -36,7 +35,8 @@ _UNBOUNDED = 8192
 """Tokens of a sequence at most if a model has no bound (state-space models, alibi)."""
 _MAX_SENSIBLE = 1 << 24
 """Longer contexts are what configurations say that do not know any."""
-_VLLM_CONTEXT = "--max-model-len"
+VLLM_CONTEXT_OPTION = "--max-model-len"
+"""Argument of vLLM that sets the context."""
 
 
 def context_length(config: Any) -> int:
@@ -81,12 +81,13 @@ def positions_change_at(config: Any, max_model_len: int) -> int | None:
     return None
 
 
-def untrainable_positions(run: RunConfig, config: Any) -> str | None:
+def untrainable_positions(context: int | None, config: Any) -> str | None:
     """Return why a run cannot train a model on all that it may sample, None where it can.
 
-    Tokens that are sampled before positions change are trained in a pass that has those after it.
+    `context`: tokens of the policy's context, None where only its server knows; `config`: the model's. Tokens that are
+    sampled before positions change are trained in a pass that has those after it.
     """
-    longest = policy_context(run) or context_length(config)
+    longest = context or context_length(config)
     try:
         change = positions_change_at(config, longest)
     except ConfigError as error:
@@ -97,27 +98,14 @@ def untrainable_positions(run: RunConfig, config: Any) -> str | None:
         f"sequences of {config.get_text_config().model_type} beyond {change} tokens have other rotary positions "
         "(longrope), also for the tokens before, so what was sampled up to there would be trained with other "
         f"logprobs: set inference.policy.engine.max_model_len to {change} at most (for vLLM, "
-        f'args = ["{_VLLM_CONTEXT}", "{change}"])'
+        f'args = ["{VLLM_CONTEXT_OPTION}", "{change}"])'
     )
 
 
-def check_positions(run: RunConfig, config: Any) -> None:
+def check_positions(context: int | None, config: Any) -> None:
     """Raise `ConfigError` for what `untrainable_positions` finds."""
-    if (problem := untrainable_positions(run, config)) is not None:
+    if (problem := untrainable_positions(context, config)) is not None:
         raise ConfigError(f"model: {problem}")
-
-
-def policy_context(run: RunConfig) -> int | None:
-    """Return the tokens of the policy's context, None where only its server knows."""
-    settings = run.role("policy")
-    if settings.engine.max_model_len is not None:
-        return settings.engine.max_model_len
-    if settings.url is not None or run.trains_elsewhere("inference", "policy") is not None:
-        return None
-    if _VLLM_CONTEXT in settings.args[:-1]:
-        given = settings.args[settings.args.index(_VLLM_CONTEXT) + 1]
-        return int(given) if given.isdecimal() else None
-    return context_of_model(settings.model or run.model)
 
 
 def context_of_model(name: str | None) -> int | None:

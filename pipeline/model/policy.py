@@ -23,7 +23,6 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.completeness import add_loading_faults, add_tokenizer_faults, add_value_faults
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.faults import ModelFaults
@@ -46,7 +45,6 @@ __all__ = [
     "find_with_tokenizer",
     "load_files",
     "load_model",
-    "model_setup",
     "save_policy",
 ]
 
@@ -76,23 +74,6 @@ class ModelSetup:
     """Whether the model is to take images: it is loaded whole, and its image processor with it."""
     exceptions: tuple[str, ...] = ()
     """See `model_exceptions`."""
-
-
-def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
-    """Return how the trainer of a run sets up its model on `device`."""
-    training = config.training
-    images = any(one.input == "images" for one in training.inputs)
-    return ModelSetup(
-        device,
-        training.attention,
-        training.lora,
-        config.model,
-        config.seed,
-        config.tokenizer,
-        config.chat_template,
-        images,
-        tuple(config.model_exceptions),
-    )
 
 
 class PolicyModel(NamedTuple):

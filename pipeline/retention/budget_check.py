@@ -68,7 +68,7 @@ def check_budgets(config: RunConfig) -> None:
     """
     if config.nats is None:
         _check_own_server(config)
-    check_weights_room(config)
+    check_weights_room(config.model, config.weights, config.streams.weights_bytes)
     for stream, (least, what) in least_bytes(config).items():
         budget = config.streams.budgets()[stream]
         if budget < least:

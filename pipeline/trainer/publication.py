@@ -67,7 +67,14 @@ class PolicyPublisher:
         self._lineage = lineage
         self._vocabulary = vocabulary
         self._token_probe = probe_of(policy.tokenizer, vocabulary)
-        self._sender = weights_sender(service.bus, config)
+        self._sender = weights_sender(
+            service.bus,
+            config.run,
+            config.weights,
+            folder=config.path,
+            budget=config.streams.weights_bytes,
+            kept=config.training.weights_kept,
+        )
         # the sender of differences needs the version before as well
         self._copies = HostCopies(2 if config.weights.transport == "nats" else 1)
         self._publications = OneAtATime(tasks)

@@ -15,15 +15,17 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.policy_context import policy_context
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.pipeline.model.context import check_positions
-from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model, model_setup
+from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.trainer.config import learner_on_record
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at
 from lachesis.pipeline.trainer.resume_checks import check_resumable, refuse_lost
 from lachesis.schemas.errors import ConfigError
@@ -54,7 +56,7 @@ async def resume(
         setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, config, setup)
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        check_positions(config, checkpoint.policy.model.config)
+        check_positions(policy_context(config), checkpoint.policy.model.config)
         await check_resumable(checkpoint.state, checkpoint.path, feed)
         _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
@@ -64,7 +66,7 @@ async def resume(
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
-    check_positions(config, policy.model.config)
+    check_positions(policy_context(config), policy.model.config)
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
 
 

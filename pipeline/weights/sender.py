@@ -13,9 +13,9 @@ import torch
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.disk import write_when_room
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.tensors import policy_version
 from lachesis.pipeline.model.weight_files import prune_weights, write_new_weights
+from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.upload import WeightsUploader
 from lachesis.schemas.ids import PolicyVersion
 
@@ -42,14 +42,14 @@ class WeightsSender(Protocol):
         """Delete versions that are too old, once a newer one is published."""
 
 
-def weights_sender(bus: Bus, config: RunConfig) -> WeightsSender:
-    """Return the sender for the run's weights that `weights.transport` chooses."""
-    kept = config.training.weights_kept
-    if config.weights.transport == "nats":
-        return _ThroughServer(
-            WeightsUploader(bus, config.run, config.weights, budget=config.streams.weights_bytes, kept=kept)
-        )
-    return _ThroughFolder(config.path / "weights", config.weights.dtype, kept)
+def weights_sender(bus: Bus, run: str, config: WeightsConfig, *, folder: Path, budget: int, kept: int) -> WeightsSender:
+    """Return the sender for the run's weights that `config.transport` chooses.
+
+    `folder`: the run's; `budget`: bytes that the stream WEIGHTS holds; `kept`: newest versions that are kept.
+    """
+    if config.transport == "nats":
+        return _ThroughServer(WeightsUploader(bus, run, config, budget=budget, kept=kept))
+    return _ThroughFolder(folder / "weights", config.dtype, kept)
 
 
 class _ThroughServer:

@@ -36,11 +36,12 @@ from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.policy_context import policy_context
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.end_tokens import end_tokens
-from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
+from lachesis.pipeline.model.policy import PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scorer.config import ScoringConfig
@@ -51,6 +52,7 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -87,7 +89,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
     torch.set_num_threads(config.training.threads)
     setup = model_setup(config, torch.device("cpu"))
     policy = load_model(config.model, setup)
-    check_positions(config, policy.model.config)
+    check_positions(policy_context(config), policy.model.config)
     if setup.lora is not None and (problem := adapter_problem(policy.model, setup.lora)) is not None:
         raise ConfigError(problem)
     bus = bus or MemoryBus(max_bytes=_NO_BUDGET_BYTES)

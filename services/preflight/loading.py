@@ -175,10 +175,12 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
     try:
         import torch
 
+        from lachesis.pipeline.inference.policy_context import policy_context
         from lachesis.pipeline.model.context import untrainable_positions
         from lachesis.pipeline.model.model_check import check_model
-        from lachesis.pipeline.model.policy import ModelSetup, model_setup
+        from lachesis.pipeline.model.policy import ModelSetup
         from lachesis.pipeline.trainer.adapter_targets import adapter_problem
+        from lachesis.pipeline.trainer.model_setup import model_setup
         from lachesis.pipeline.trainer.packing import predict_packing
     except ModuleNotFoundError as error:
         return f"not checked: needs {error.name}; {install_command('train')}"
@@ -198,7 +200,7 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         if trained:
             rows.append(predict_packing(config.training.learner.packing, model, config.training.inputs))
         problem = None if lora is None else adapter_problem(model, lora)
-        return problem or (untrainable_positions(config, model.config) if trained else None)
+        return problem or (untrainable_positions(policy_context(config), model.config) if trained else None)
 
     return "; ".join([check_model(named.name, setup, problem_of), *rows])
 

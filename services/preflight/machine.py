@@ -284,7 +284,7 @@ def budgets(config: RunConfig) -> DoctorFinding:
 
 def weights(config: RunConfig) -> Iterator[DoctorFinding]:
     """Compare the budget of WEIGHTS with what a version takes, if they travel through the server."""
-    size = published_bytes(config)
+    size = published_bytes(config.model, config.weights)
     if config.weights.transport != "nats" or size is None:
         return
     budget = config.streams.weights_bytes

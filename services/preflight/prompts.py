@@ -51,7 +51,7 @@ class PolicyPrompts:
         return found.text
 
     def _loaded(self) -> tuple[Any, int | None]:
-        from lachesis.pipeline.model.context import policy_context
+        from lachesis.pipeline.inference.policy_context import policy_context
         from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 
         name, template = self._config.tokenizer_of("policy"), self._config.chat_template_of("policy")

@@ -27,7 +27,7 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState,
 from lachesis.pipeline.ledger.reader import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.model.device import prepare_device, take_repeatably
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
-from lachesis.pipeline.model.policy import PolicyModel, load_model, model_setup
+from lachesis.pipeline.model.policy import PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress
 from lachesis.pipeline.offline.reproduction.logic import numerics_after, numerics_differences
@@ -39,6 +39,7 @@ from lachesis.pipeline.trainer.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.trainer.feed import LedgerBatch
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at, numerics_of
 from lachesis.pipeline.trainer.resume import load_reference
 from lachesis.schemas.errors import ConfigError, DataError

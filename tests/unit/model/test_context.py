@@ -6,11 +6,11 @@ from transformers import GPT2Config, LlamaConfig, MambaConfig, MptConfig, Phi3Co
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.inference.policy_context import policy_context
 from lachesis.pipeline.model.context import (
     check_positions,
     context_length,
     context_of_model,
-    policy_context,
     untrainable_positions,
 )
 from lachesis.schemas.errors import ConfigError
@@ -55,10 +55,10 @@ def test_positions_that_change_within_what_a_run_samples_are_refused(tmp_path):
     config = Phi3Config(**PHI3)
     config.save_pretrained(tmp_path)
     assert policy_context(run(tmp_path)) == 4096
-    problem = untrainable_positions(run(tmp_path), config)
+    problem = untrainable_positions(policy_context(run(tmp_path)), config)
     assert "phi3 beyond 1024 tokens" in problem
     assert "inference.policy.engine.max_model_len to 1024 at most" in problem
     with pytest.raises(ConfigError, match="model: sequences of phi3"):
-        check_positions(run(tmp_path), config)
-    assert untrainable_positions(run(tmp_path, max_model_len=1024), config) is None
-    assert untrainable_positions(run(tmp_path), LlamaConfig()) is None
+        check_positions(4096, config)
+    assert untrainable_positions(policy_context(run(tmp_path, max_model_len=1024)), config) is None
+    assert untrainable_positions(policy_context(run(tmp_path)), LlamaConfig()) is None

@@ -27,9 +27,10 @@ def run(model, budget=MIB, **settings):
 
 
 def test_what_a_version_takes_follows_from_the_dtype_it_travels_in(model):
-    assert published_bytes(run(model)) == 20 * MIB
-    assert published_bytes(run(model, dtype="bfloat16")) == 10 * MIB
-    assert published_bytes(run("some/model")) is None
+    assert published_bytes(model, WeightsConfig()) == 20 * MIB
+    assert published_bytes(model, WeightsConfig(dtype="bfloat16")) == 10 * MIB
+    assert published_bytes("some/model", WeightsConfig()) is None
+    assert published_bytes(None, WeightsConfig()) is None
 
 
 def test_a_budget_that_holds_no_version_is_refused_at_the_start(model):
