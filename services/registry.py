@@ -130,7 +130,12 @@ def load_stage(spec: ServiceSpec) -> Stage:
             raise
         raise StartupError(f"{spec.name} needs the package {error.name!r}: {install_command(spec.extra)}") from error
 
+    from lachesis.services.stage_settings import SETTINGS  # numpy, which a list of services does not need
+
+    made = SETTINGS.get(spec.name)
+
     async def stage(service: Service, config: RunConfig, part: str) -> None:
-        await (run(service, config) if spec.part is None else run(service, config, part or spec.part))
+        settings = config if made is None else made(config)
+        await (run(service, settings) if spec.part is None else run(service, settings, part or spec.part))
 
     return stage

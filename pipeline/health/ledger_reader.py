@@ -9,11 +9,9 @@ restart.
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamExtent
 from lachesis.pipeline.bus.newer_writers import confirm_newer
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerProblem, LedgerRules
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -21,20 +19,13 @@ from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.subjects import LEDGER
 
-__all__ = ["LEDGER_REPAIR_HINT", "LedgerReader", "rules_of"]
+__all__ = ["LEDGER_REPAIR_HINT", "LedgerReader"]
 
 LEDGER_REPAIR_HINT = (
     "Restore the server's store from a backup (in a cluster: let another copy lead), or start a new run, and set its "
     "`model` to a checkpoint of this one if you like; `lachesis reproduce` says what of this one still holds"
 )
 """What to do about a ledger that is broken."""
-
-
-def rules_of(config: RunConfig, since_ns: int) -> LedgerRules:
-    """Return the rules that the run's settings set for entries written from `since_ns` (Unix time) on."""
-    estimators = {env: BUILTIN.get(config.advantage_of(env).estimator) for env in config.environments}
-    zero_mean = {env for env, one in estimators.items() if one is not None and one.zero_mean and not one.whitens}
-    return LedgerRules(config.batching.max_staleness, zero_mean, since_ns)
 
 
 class LedgerReader:

@@ -9,6 +9,7 @@ becomes an event here too: a service that needs an environment's status reads on
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import anyio
@@ -16,22 +17,20 @@ import msgspec
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.read import decode_evaluation
-from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader, rules_of
+from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
-from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
 from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
 from lachesis.pipeline.health.notice_webhook import STOPPED_TOPIC, NoticeWebhook
+from lachesis.pipeline.health.settings import HealthSettings
 from lachesis.pipeline.health.webhook import AlertWebhook
 from lachesis.pipeline.ledger.audit import LedgerProblem
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
@@ -52,25 +51,27 @@ _KINDS: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
 """Events of an environment that are judged."""
 
 
-async def run_health(service: Service, config: RunConfig) -> None:
+async def run_health(service: Service, settings: HealthSettings) -> None:
     """Judge every environment of the run until the service drains."""
-    webhook = AlertWebhook(service, config.health) if config.health.webhook_file is not None else None
-    writers = [AlertWriter(service, config, env) for env in config.environments]
+    config = settings.config
+    webhook = AlertWebhook(service, config) if config.webhook_file is not None else None
+    writers = [AlertWriter(service, settings, env) for env in settings.environments]
     for writer in writers:
         await writer.open()
     async with background() as watching, anyio.create_task_group() as tasks:
         if webhook is not None:
             watching.start_soon(webhook.send_changes)
-            watching.start_soon(NoticeWebhook(service, config.health).send_changes)
-        if LEDGER_CHECK not in config.health.off:
-            watching.start_soon(_watch_ledger, service, config, writers)
+            watching.start_soon(NoticeWebhook(service, config).send_changes)
+        if LEDGER_CHECK not in config.off:
+            watching.start_soon(_watch_ledger, service, settings, writers)
         for writer in writers:
             tasks.start_soon(writer.follow)
 
 
-async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["AlertWriter"]) -> None:
+async def _watch_ledger(service: Service, settings: HealthSettings, writers: Sequence["AlertWriter"]) -> None:
     """Verify the ledger; alert every environment if it has a fault. Runs until cancelled."""
-    reader = LedgerReader(service.bus, service.run, config.training.name, rules_of(config, service.now_ns()))
+    rules = replace(settings.rules, since_ns=service.now_ns())
+    reader = LedgerReader(service.bus, service.run, settings.trainer, rules)
     found: list[LedgerProblem] = []
     while True:
         try:
@@ -115,27 +116,18 @@ def _in_words(problems: Sequence[LedgerProblem]) -> str:
     return "; ".join(problem.text for problem in problems[:2]) + more
 
 
-def _evaluations_of(config: RunConfig, env: str) -> list[str]:
-    """Return the evaluations that are judged with an environment: that of its name, and with the run's first
-    environment those of no environment's name."""
-    first = next(iter(config.environments))
-    named = evaluated_environments(config)
-    return [name for name in named if name == env or (env == first and name not in config.environments)]
-
-
 class AlertWriter(StatefulStage[AlertEvent]):
     """The single writer of one environment's alerts. The cursors follow the last window of a stream that was judged."""
 
     name = "health"
     kind = "alert"
 
-    def __init__(self, service: Service, config: RunConfig, env: str) -> None:
+    def __init__(self, service: Service, settings: HealthSettings, env: str) -> None:
         super().__init__(service, env, AlertEvent, (subjects.EVENTS, subjects.LEDGER))
-        self.monitor = EnvMonitor(config.health, _settings(config, env))
-        self.evaluations = [
-            subjects.event("eval", service.run, service.revision, name) for name in _evaluations_of(config, env)
-        ]
-        self._trainer = config.training.name
+        own = settings.environments[env]
+        self.monitor = EnvMonitor(settings.config, own.run)
+        self.evaluations = [subjects.event("eval", service.run, service.revision, name) for name in own.evaluations]
+        self._trainer = settings.trainer
         self._next = dict(self.cursors)
         self._state = b""
         self._found: list[Alert] = []
@@ -334,14 +326,3 @@ class AlertWriter(StatefulStage[AlertEvent]):
             held_up=["trainer"],
             stops=True,
         )
-
-
-def _settings(config: RunConfig, env: str) -> RunSettings:
-    settings = config.environments[env]
-    return RunSettings(
-        max_staleness=config.batching.max_staleness,
-        sampling_temperature=None if settings.is_foreign else settings.temperature,
-        trainer_temperature=config.training.learner.temperature,
-        max_step_kl=config.training.learner.max_step_kl,
-        env=env,
-    )

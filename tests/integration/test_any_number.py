@@ -29,6 +29,7 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Dispatch
+from lachesis.services.stage_settings import health_settings
 
 E = TypeVar("E", bound=Event)
 RUN = "r"
@@ -44,7 +45,7 @@ STAGES = {
     "scorer": run_scorer,
     "normalizer": run_normalizer,
     "batcher": run_batcher,
-    "health": run_health,
+    "health": lambda service, config: run_health(service, health_settings(config)),
     "curriculum": run_curriculum,
 }
 

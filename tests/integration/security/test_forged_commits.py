@@ -33,6 +33,7 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.unusable_states import find_unusable
+from lachesis.services.stage_settings import health_settings
 
 RUN = "one"
 GARBAGE = msgspec.msgpack.encode({"no": "state"})
@@ -118,21 +119,21 @@ async def recover(bus: NatsBus, config: RunConfig) -> list[str]:
 async def test_health_goes_on_with_what_it_had_before(
     bus: NatsBus, config: RunConfig, how: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = AlertWriter(Service(bus, "health", RUN), config, "sums")
+    writer = AlertWriter(Service(bus, "health", RUN), health_settings(config), "sums")
     await writer.open()
     for seq in range(1, 4):
         writer.monitor.resume(seq, seq)
         await writer._write("resume", [])
     await forge(bus, "health", how, 3)
     with pytest.raises((LedgerError, DataError)) as refused:
-        await AlertWriter(Service(bus, "health", RUN), config, "sums").open()
+        await AlertWriter(Service(bus, "health", RUN), health_settings(config), "sums").open()
     assert "lachesis runs recover" in str(refused.value)
     caplog.clear()
     assert "the health of sums cannot use its own messages" in "\n".join(await recover(bus, config))
     if "snapshot" not in str(how) and how != "far cover":  # real commits do not follow a forged snapshot
         assert "not written by its only writer" not in caplog.text
     for expected in (3, 4):  # twice: what it writes now follows in turn
-        again = AlertWriter(Service(bus, "health", RUN), config, "sums")
+        again = AlertWriter(Service(bus, "health", RUN), health_settings(config), "sums")
         await again.open()
         assert again.monitor.resumed == expected
         again.monitor.resume(expected + 1, 0)

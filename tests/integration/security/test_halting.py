@@ -31,6 +31,7 @@ from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
 from lachesis.services.cli.health import read_health
+from lachesis.services.stage_settings import health_settings
 
 WINDOW = 16
 UNREADABLE = [b"", b"x", b"\xc1", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"{}", b"\x80", b"\x1b[2J"]
@@ -67,11 +68,15 @@ async def server(tmp_path: Path, streams_config: StreamsConfig) -> AsyncIterator
         yield made
 
 
+async def _health(service: Service, config: RunConfig) -> None:
+    await run_health(service, health_settings(config))
+
+
 @asynccontextmanager
 async def judging(server: Secured) -> AsyncIterator[NatsBus]:
     """Run the scorer and the health service, each with its own key, and yield the observer's bus."""
     async with AsyncExitStack() as stack, background() as tasks:
-        for name, main in (("scorer", run_scorer), ("health", run_health)):
+        for name, main in (("scorer", run_scorer), ("health", _health)):
             bus = await stack.enter_async_context(await server.bus(name))
             tasks.start_soon(main, Service(bus, name, "one"), CONFIG)
         yield await stack.enter_async_context(await server.bus(OBSERVER))

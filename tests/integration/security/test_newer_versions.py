@@ -32,6 +32,7 @@ from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, decode
 from lachesis.schemas.errors import VersionError
 from lachesis.services.preflight.newer import newer_messages
+from lachesis.services.stage_settings import health_settings
 
 NEWER = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})
 CONFIG = RunConfig(
@@ -40,7 +41,11 @@ CONFIG = RunConfig(
     scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match")]),
     health=HealthConfig(off=["ledger"]),
 )
-READERS = {"batcher": run_batcher, "normalizer": run_normalizer, "health": run_health}
+READERS = {
+    "batcher": run_batcher,
+    "normalizer": run_normalizer,
+    "health": lambda service, config: run_health(service, health_settings(config)),
+}
 FORGED = {
     "scorer": ["rl.score.one.live.words", "rl.dead.one.live.words"],
     "teacher": ["rl.teacher.one.live.words", "rl.dead.one.live.words"],

@@ -15,6 +15,7 @@ from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import EvalEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.services.cli.health import read_health
+from lachesis.services.stage_settings import health_settings
 
 CONFIG = RunConfig(
     run="r",
@@ -26,7 +27,7 @@ SEVERITIES = ["idle", "ok", "warn", "warn", "ok"]
 
 
 def health(service, config=CONFIG):
-    return run_health(service, config)
+    return run_health(service, health_settings(config))
 
 
 async def evaluate(lab, step, rate, *, env="sums"):

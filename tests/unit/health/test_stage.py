@@ -22,6 +22,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.services.cli.health import read_health, request_resume
+from lachesis.services.stage_settings import health_settings
 
 CONFIG = RunConfig(
     run="r",
@@ -33,7 +34,7 @@ CONFIG = RunConfig(
 
 
 def health(service):
-    return run_health(service, CONFIG)
+    return run_health(service, health_settings(CONFIG))
 
 
 def batcher(service):

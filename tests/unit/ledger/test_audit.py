@@ -10,7 +10,7 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health import stage as stage_module
-from lachesis.pipeline.health.ledger_reader import LedgerReader, rules_of
+from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.ledger.audit import LedgerAudit, LedgerRules
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, JoinState, make_batch
@@ -22,6 +22,7 @@ from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome
 from lachesis.schemas.subjects import LEDGER
+from lachesis.services.stage_settings import health_settings
 
 RUN = "r"
 LINE = subjects.ledger(RUN, "main")
@@ -176,7 +177,7 @@ def test_only_estimators_that_centre_promise_a_sum_of_zero(estimator, expected):
         advantage=AdvantageConfig(estimator=estimator),
         batching=BatchingConfig(max_staleness=7),
     )
-    assert rules_of(config, 5) == LedgerRules(7, expected, 5)
+    assert health_settings(config).rules == LedgerRules(7, expected)
 
 
 # -- reading it
@@ -273,7 +274,7 @@ async def test_the_health_service_tells_of_it_everywhere(monkeypatch, caplog):
         await store(bus, make_entries(4))
         bus.damage(LEDGER, 3)
         with caplog.at_level(logging.WARNING, logger="lachesis"):
-            tasks.start_soon(run_health, service, config)
+            tasks.start_soon(run_health, service, health_settings(config))
             found = set()
             with anyio.fail_after(30):
                 async with bus.read(subjects.EVENTS, [subjects.event("alert", RUN, "live")]) as alerts:
@@ -298,7 +299,7 @@ async def test_the_check_can_be_switched_off(monkeypatch):
     async with Counting() as bus, anyio.create_task_group() as tasks:
         await store(bus, make_entries(2))
         service = Service(bus, "health", RUN)
-        tasks.start_soon(run_health, service, config)
+        tasks.start_soon(run_health, service, health_settings(config))
         with anyio.fail_after(30):
             await service.started.wait()
         assert "ledger/broken" not in service.vitals.metrics

@@ -1,0 +1,55 @@
+"""Makes the settings of each stage from the configuration of a run. Pure.
+
+A stage in `SETTINGS` takes a struct of its own, and knows nothing else of the configuration. The others still take the
+whole of it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.logic.check import RunSettings
+from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
+from lachesis.pipeline.ledger.audit import LedgerRules
+from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.tasks.evaluated import evaluated_environments
+
+__all__ = ["SETTINGS", "health_settings"]
+
+
+def health_settings(config: RunConfig) -> HealthSettings:
+    """Return the settings of the health service."""
+    estimators = {env: BUILTIN.get(config.advantage_of(env).estimator) for env in config.environments}
+    zero_mean = {env for env, one in estimators.items() if one is not None and one.zero_mean and not one.whitens}
+    return HealthSettings(
+        config=config.health,
+        trainer=config.training.name,
+        environments={env: _env_health(config, env) for env in config.environments},
+        rules=LedgerRules(config.batching.max_staleness, zero_mean),
+    )
+
+
+def _env_health(config: RunConfig, env: str) -> EnvHealthSettings:
+    """Return what the checks of an environment need.
+
+    The evaluation of its name is checked with it, and with the run's first environment those of no environment's name.
+    """
+    settings, first = config.environments[env], next(iter(config.environments))
+    return EnvHealthSettings(
+        run=RunSettings(
+            max_staleness=config.batching.max_staleness,
+            sampling_temperature=None if settings.is_foreign else settings.temperature,
+            trainer_temperature=config.training.learner.temperature,
+            max_step_kl=config.training.learner.max_step_kl,
+            env=env,
+        ),
+        evaluations=tuple(
+            name
+            for name in evaluated_environments(config)
+            if name == env or (env == first and name not in config.environments)
+        ),
+    )
+
+
+SETTINGS: dict[str, Callable[[RunConfig], Any]] = {"health": health_settings}
+"""By service."""
