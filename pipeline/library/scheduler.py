@@ -144,9 +144,9 @@ class CurriculumScheduler:
 
 
 def _names(what: str, values: Any) -> list[Any]:
-    """Return the names. Raises `ConfigError` unless each is a text or a whole number."""
+    """Return the names, those of NumPy and torch as Python's. Raises `ConfigError` unless each is text or whole."""
     try:
-        names = listed(what, values)
+        names = [one.item() if getattr(one, "shape", None) == () else one for one in listed(what, values)]
     except DataError as error:
         raise ConfigError(str(error)) from error
     for place, name in enumerate(names):

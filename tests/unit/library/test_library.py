@@ -295,3 +295,13 @@ def test_an_ensemble_counts_agreement_on_from_its_state():
         part.score({"a": [0.5, 0], "b": [1, 1]})
     assert one.agreement == again.agreement
     assert one.agreement.units == 4
+
+
+@pytest.mark.parametrize(
+    "items", [np.arange(3), torch.arange(3), [torch.tensor(0), np.int8(1), 2], np.array(["a", "b"])]
+)
+def test_items_are_named_in_python_s_own_numbers_and_texts(items):
+    scheduler = CurriculumScheduler(items, skills=items)
+    drawn = scheduler.sample(5)
+    assert {type(one) for one in [*drawn, *scheduler.weights()]} <= {int, str}
+    assert scheduler.update(drawn[0], [1, 0])
