@@ -17,6 +17,8 @@ __all__ = ["RowDoubts"]
 _MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil"})
 _SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#ERROR!")
 _SYSTEM = "system"
+_INSTRUCTION, _INPUTS = "instruction", ("input", "context")
+"""Alpaca's and Dolly's columns: a question in two parts, of which the second may be empty."""
 _CHOICES = ("choices", "options", "endings", "mc1_targets")
 _MAX_SHOWN = 60
 
@@ -36,6 +38,7 @@ class RowDoubts:
         self._missing = (0, "")
         self._unread = 0
         self._unasked = (0, "")
+        self._inputs = (0, "")
 
     def check_row(self, row: DatasetRow, task: Task) -> None:
         """Count a row that is used."""
@@ -49,6 +52,8 @@ class RowDoubts:
             self._unread += 1
         if not self._choices and (name := _unasked_choices(row, task)) is not None:
             self._unasked = self._unasked[0] + 1, self._unasked[1] or name
+        if (name := _unasked_input(row, task)) is not None:
+            self._inputs = self._inputs[0] + 1, self._inputs[1] or name
 
     def texts(self) -> Iterator[str]:
         """Yield the messages to report."""
@@ -74,6 +79,13 @@ class RowDoubts:
                 f'model does not see. To ask with them, give choices = "{self._unasked[1]}"'
             )
 
+        if self._inputs[0]:
+            yield (
+                f"{self._inputs[0]} of {self._rows} rows have a text in the column {self._inputs[1]!r}, which belongs "
+                f"to the column {_INSTRUCTION!r}, and which the model does not see. To ask with it, give template = "
+                f'"{{{_INSTRUCTION}}}\\n{{{self._inputs[1]}}}"'
+            )
+
     def _has_unread_system(self, row: DatasetRow, task: Task) -> bool:
         said: Any = row.get(_SYSTEM)
         is_text = isinstance(said, str) and bool(said.strip())
@@ -90,4 +102,17 @@ def _unasked_choices(row: DatasetRow, task: Task) -> str | None:
                 continue
             if all(one.text not in message.content for one in choices for message in task.messages):
                 return name
+    return None
+
+
+def _unasked_input(row: DatasetRow, task: Task) -> str | None:
+    """Return the name of the column with the second part of an instruction that is asked without it; None: none is."""
+    first = row.get(_INSTRUCTION)
+    shown = "\n".join(one.content for one in task.messages)
+    if not isinstance(first, str) or not first.strip() or first.strip() not in shown:
+        return None
+    for name in _INPUTS:
+        second: Any = row.get(name)
+        if isinstance(second, str) and second.strip() and second.strip() not in shown:
+            return name
     return None

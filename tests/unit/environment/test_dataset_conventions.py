@@ -196,6 +196,17 @@ def test_a_system_message_from_a_column(tmp_path: Path) -> None:
     assert said(boxed)[0] == ("system", r"Use \boxed{} and {x}.")
 
 
+@pytest.mark.parametrize("column", ["input", "context"])
+def test_the_second_part_of_an_instruction_is_missed(tmp_path: Path, column: str) -> None:
+    rows = [{"instruction": "Add.", column: "", "output": "0"}, {"instruction": "Add.", column: "2 3", "output": "5"}]
+    told = made(tmp_path, rows, template=f"{{instruction}}\n{{{column}}}", answer="output").doubts
+    assert told == []
+    told = made(tmp_path, rows[1:], prompt="instruction", answer="output").doubts
+    assert len(told) == 1
+    assert f"1 of 1 rows have a text in the column {column!r}, which belongs to the column 'instruction'" in told[0]
+    assert rf'template = "{{instruction}}\n{{{column}}}"' in told[0]
+
+
 def test_a_call_as_openai_had_it_before_there_were_tools(tmp_path: Path) -> None:
     turns = [
         {"role": "user", "content": "u"},
