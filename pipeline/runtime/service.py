@@ -23,7 +23,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.common.disk import SHORTAGES
-from lachesis.pipeline.errors import InfrastructureError, StreamFullError, UnreadableAnswerError
+from lachesis.pipeline.errors import InfrastructureError, StartupError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
@@ -158,9 +158,14 @@ class Service:
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
 
     def touch_alive_file(self) -> None:
-        """Say to probes that the service lives."""
-        if self.alive_file is not None:
+        """Say to probes that the service lives. Raises `StartupError` where the file cannot be written."""
+        if self.alive_file is None:
+            return
+        try:
             self.alive_file.touch()
+        except OSError as error:
+            text = f"services.alive_file: {self.alive_file} cannot be written: {error.strerror or error}"
+            raise StartupError(text) from error
 
     def _with_stall(self, stage: StageVitals) -> StageVitals:
         """Return the figures with a stall of the bus as state and note; log when one begins, changes or is over."""

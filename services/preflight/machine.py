@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
 from lachesis.pipeline.bus.disk_room import assess, stored_bytes
 from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.bus.store_reservation import store_budget
-from lachesis.pipeline.common.disk import device_of, disk_room
+from lachesis.pipeline.common.disk import device_of, disk_room, unwritable_place
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.common.installation import DISTRIBUTION, install_command
 from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
@@ -57,6 +57,7 @@ def check_machine(config: RunConfig, *, running: Collection[str] = ()) -> Iterat
     yield from packages(needed_extras(config))
     yield binary(config)
     yield from files(config)
+    yield from alive_file(config)
     yield disk(config)
     if (folder := run_folder(config)) is not None:
         yield folder
@@ -205,6 +206,17 @@ def files(config: RunConfig) -> Iterator[DoctorFinding]:
             else:
                 yield fail("secrets", f"there is no file {path}", "create it, or correct nats.*_file")
     yield from (_mode(path) for path in secrets if path.is_file())
+
+
+def alive_file(config: RunConfig) -> Iterator[DoctorFinding]:
+    """Check that services can touch the file by which probes know that they live."""
+    if config.services.alive_file is None:
+        return
+    file = Path(config.services.alive_file)
+    if not file.parent.is_dir() or unwritable_place(file) not in {None, file}:
+        yield fail("services.alive_file", f"{file} cannot be made", "make its folder, or name a file in another")
+    elif file.exists() and (file.is_dir() or not os.access(file, os.W_OK)):
+        yield fail("services.alive_file", f"{file} is no file to write to", "name another")
 
 
 def interpreters(config: RunConfig) -> Iterator[DoctorFinding]:

@@ -13,6 +13,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.first_model import changed_model
 from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import (
+    alive_file,
     binary,
     budgets,
     interpreters,
@@ -71,7 +72,7 @@ async def check_start(
 def machine_failures(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting, if its own server does not run yet."""
     checks = [*packages(needed_extras(config)), binary(config), budgets(config), *check_ports(config), *webhook(config)]
-    checks += [*interpreters(config), *check_otlp(config)]
+    checks += [*alive_file(config), *interpreters(config), *check_otlp(config)]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 

@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.common.disk import DiskRoom
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
 from lachesis.pipeline.config.extended import run_config_type, training_config_type
-from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, ServicesConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
@@ -85,6 +85,13 @@ def test_secrets_that_others_can_read_fail(tmp_path: Path) -> None:
         assert "s3cret" not in str(found)
     token.unlink()
     assert levels(list(machine.files(config)))["secrets"] == "FAIL"
+
+
+@pytest.mark.parametrize(("file", "wrong"), [("alive", False), ("no/alive", True), (".", True), ("file/alive", True)])
+def test_a_file_for_probes_that_cannot_be_touched_fails(tmp_path: Path, file: str, wrong: bool) -> None:
+    (tmp_path / "file").touch()
+    config = RunConfig(services=ServicesConfig(alive_file=str(tmp_path / file)))
+    assert [finding.level for finding in machine.alive_file(config)] == ["FAIL"] * wrong
 
 
 def test_a_folder_in_a_file_fails(tmp_path: Path) -> None:
