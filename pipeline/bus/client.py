@@ -54,6 +54,11 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         return str(self._server_info.get("server_id", ""))
 
     @property
+    def has_jetstream(self) -> bool:
+        """Whether the server it is connected to has JetStream, for whatever account."""
+        return bool(self._server_info.get("jetstream"))
+
+    @property
     def jetstream_domain(self) -> str | None:
         """The JetStream domain of the server it is connected to, None if that has none."""
         return self._server_info.get("domain") or None

@@ -268,11 +268,15 @@ def _no_jetstream(link: ServerLink, shown: str) -> str:
             f"nats-server at {shown} reaches no JetStream of the domain {link.config.domain!r}{own}: set nats.domain "
             "to what the server that stores has as `jetstream { domain: ... }`, and connect the leaf node to it"
         )
+    if link.nc.has_jetstream:
+        return (
+            f"nats-server at {shown} has JetStream, and this account reaches none of it: if a reload has added the "
+            "account, reload the server once more, which connects it; else it needs `jetstream: enabled` in the "
+            "server's configuration (`lachesis auth init` writes it)"
+        )
     return (
-        f"nats-server at {shown} has no JetStream for this account: start it with `-js`. If JetStream is at the other "
-        "end of a leaf node, set nats.domain to the domain of that server. If it has JetStream, the account needs "
-        "`jetstream: enabled` in its configuration; accounts that a reload has added get theirs with the next reload, "
-        "so reload the server once more"
+        f"nats-server at {shown} has no JetStream: start it with `-js`. If JetStream is at the other end of a leaf "
+        "node, set nats.domain to the domain of that server"
     )
 
 

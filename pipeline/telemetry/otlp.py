@@ -90,7 +90,7 @@ class OtlpExporter:
         age_s = 0.0 if began_s is None else time.monotonic() - began_s
         if not failed and age_s < _LATE_S:
             return None
-        how = f"has not answered for {age_s:.0f} s" if age_s >= _LATE_S else "is away, or refuses them"
+        how = f"has not answered for {age_s:.0f} s" if age_s >= _LATE_S else "does not answer, or refuses them"
         lost = f"; {self.dropped} spans of {self.dropped + self.exported} are lost so far" if self.dropped else ""
         return f"the OTLP receiver takes no {' and no '.join(failed) or 'telemetry'}: it {how}{lost}"
 

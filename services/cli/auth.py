@@ -114,7 +114,7 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
             print(f"{file} opens nothing any more: delete it")
     print(
         f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes; "
-        "twice where a run is new in it, since a reload gives JetStream only to accounts that were there before"
+        "twice where a run is new in it, since a server connects a new account to its streams when it reloads again"
     )
     if domain is not None:
         print(_leaf_node(config.run, domain))

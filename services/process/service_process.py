@@ -63,7 +63,7 @@ from lachesis.schemas.errors import ConfigError, VersionError
 from lachesis.services.process.drain_limit import limited_drain
 from lachesis.services.process.forked_children import separate_forked_children, tell_returned_forks
 from lachesis.services.process.micro import join_micro
-from lachesis.services.process.open_files import report_open_files
+from lachesis.services.process.process_limits import report_limits
 from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
@@ -276,7 +276,7 @@ async def _serve(
         service.held_limit_s = config.services.silent_s
         tasks.start_soon(flush_output)
         tasks.start_soon(tell_returned_forks, service)
-        tasks.start_soon(report_open_files, service)
+        tasks.start_soon(report_limits, service)
         tasks.start_soon(join_micro, bus, service, role.spec.about, place)
         tasks.start_soon(follow_clock, bus, tracing.clock)
         tasks.start_soon(bus.keep_served)

@@ -33,7 +33,7 @@ from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.notices import MAX_NOTICES, Notice
 from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
 from lachesis.services.preflight.exhaustion import find_exhaustion
-from lachesis.services.process.open_files import OPEN_FILES_CURE, describe_open_files
+from lachesis.services.process.process_limits import ReachedLimit, reached_limits
 from lachesis.services.run.notices_file import NoticesWriter
 
 __all__ = ["RunNotices"]
@@ -165,8 +165,7 @@ class RunNotices:
         self._board.see_processes(self._processes())
         shortage = SHORTAGES.longest_wait_text
         self._board.report("shortage", [] if shortage is None else [_shortage_notice(shortage, now.ns)])
-        files = describe_open_files()
-        self._board.report("files", [] if files is None else [_files_notice(files, now.ns)])
+        self._board.report("limits", [_limit_notice(one, now.ns) for one in reached_limits()])
         notices = [shown_notice(one) for one in self._board.notices(now)]
         begun, ended = self._changes.update(notices, now.s)
         self._history.record(self._changes.open, ended, now.ns)
@@ -207,10 +206,9 @@ def _named(notice: Notice, text: str) -> str:
     return text if text.startswith(notice.source) else f"{notice.source}: {text}"
 
 
-def _files_notice(text: str, now_ns: int) -> Notice:
-    return Notice(
-        key="open files", source=SUPERVISOR, what=f"{SUPERVISOR} {text}", since_ns=now_ns, mend=OPEN_FILES_CURE
-    )
+def _limit_notice(limit: ReachedLimit, now_ns: int) -> Notice:
+    what = f"{SUPERVISOR} {limit.text}"
+    return Notice(key=limit.topic, source=SUPERVISOR, what=what, since_ns=now_ns, mend=limit.mend)
 
 
 def _shortage_notice(text: str, now_ns: int) -> Notice:

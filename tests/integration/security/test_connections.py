@@ -1,10 +1,14 @@
 """Who gets in, over what, and what is said to whom does not."""
 
+import os
 import re
+import shutil
+import signal
 import socket
 import ssl
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -19,7 +23,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.errors import AccessError, NotFoundError, StartupError
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS
 from lachesis.services.process.service_process import EXIT_NOT_PERMITTED
 
@@ -239,3 +243,29 @@ async def test_a_server_that_comes_back_is_told_in_one_line(secured: Secured, ca
         assert name.startswith("lachesis-")
     (line,) = [record.getMessage() for record in caplog.records if record.name in {"asyncio", "lachesis", "nats"}]
     assert re.fullmatch(rf"lost {name}; connected to it again after \d+\.\d s", line)
+
+
+async def test_an_account_that_a_reload_has_added_is_sent_to_the_next_reload_and_not_to_the_servers_options(
+    secured_files: Path, tmp_path: Path
+) -> None:
+    """The server connects a new account's imports only when it reloads once more."""
+    folder = tmp_path / "server"
+    shutil.copytree(secured_files, folder)
+    whole = (folder / "auth.conf").read_text()
+    (folder / "auth.conf").write_text(whole.replace('  include "auth/two.conf"\n', ""))
+    async with Secured(folder, "two") as server:
+        (folder / "auth.conf").write_text(whole)
+        os.kill(server.pid, signal.SIGHUP)
+        said = ""
+        with anyio.fail_after(60):
+            while "reload the server once more" not in said:
+                with pytest.raises(LachesisError) as raised:
+                    await server.bus("operator")
+                said = str(raised.value)
+                assert "-js" not in said
+        os.kill(server.pid, signal.SIGHUP)
+        with anyio.fail_after(60):
+            while True:
+                with suppress(LachesisError):
+                    async with await server.bus("operator"):
+                        return

@@ -154,7 +154,7 @@ def test_metrics_that_cannot_be_encoded_are_reported_and_end_no_export(monkeypat
         otlp = opened(received.url, "grpc")
         otlp.observe(ServiceFigures(StageVitals(), {}, 1, 10))
         otlp._export_metrics()
-        assert otlp.problem == "the OTLP receiver takes no metrics: it is away, or refuses them"
+        assert otlp.problem == "the OTLP receiver takes no metrics: it does not answer, or refuses them"
         otlp.close()
 
 
@@ -172,7 +172,7 @@ def test_a_dead_receiver_costs_two_seconds_at_most_and_every_loss_is_counted(pro
     assert otlp.exported == 0
     assert 24_000 - 16_384 - 512 <= otlp.dropped <= 24_000
     assert otlp.problem is not None
-    assert "is away, or refuses them" in otlp.problem
+    assert "does not answer, or refuses them" in otlp.problem
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
