@@ -51,6 +51,8 @@ _MAX_REMEMBERED_DIGESTS = 8192
 _LEASE_SLACK = 1024
 """Bytes by which a group may grow when it gets its lease and its counter."""
 _MAX_EXAMPLE_BYTES = 1 << 20
+_GIVE_BACK_S = 2.0
+"""Seconds that a drain waits at most for leases to be given back."""
 
 Answer = dict[str, Any]
 
@@ -133,6 +135,16 @@ class Intake:
         """Give back leases whose groups do not come; `silent` says of which environments nothing is heard."""
         for env, queue in self._queues.items():
             await queue.give_back_overdue(silent=silent(env))
+
+    async def give_back_all(self) -> None:
+        """Give back all leases of groups that clients generate now, which they send to the next gateway.
+
+        That one requests leases for them; what is not given back in time expires.
+        """
+        with anyio.move_on_after(_GIVE_BACK_S):
+            async with anyio.create_task_group() as tasks:
+                for queue in self._queues.values():
+                    tasks.start_soon(queue.give_back_all)
 
     async def renew(self) -> None:
         """Keep the leases of groups that are generated or published. Runs until cancelled."""

@@ -101,6 +101,7 @@ async def _serve(
             tasks.start_soon(server.stop_on_drain, service)  # requests that wait for a lease are answered 503
             service.mark_ok()
             await server.serve_until_cancelled([listener])
+            await intake.give_back_all()
     if errors:
         raise errors[0]
 

@@ -100,6 +100,16 @@ async def test_leases_of_clients_that_leave_are_given_back(world, make_scored):
         assert world.governor.released == ["lease-2", "lease-4"]
 
 
+async def test_a_drain_gives_back_the_leases_of_groups_to_come(world, make_scored):
+    """The next gateway knows nothing of them: they would take room until they expire."""
+    world.governor.contended = True
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        assert world.governor.released == []
+        world.service.drain()
+        await world.until(lambda: world.governor.released == ["lease-2"])
+
+
 async def test_a_client_that_hung_up_gets_no_lease(world, make_scored):
     world.governor.contended = True
     async with world.gateway() as http:
