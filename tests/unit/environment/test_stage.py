@@ -704,7 +704,7 @@ async def test_an_epoch_goes_on_without_a_prompt_beyond_the_context(lab, env, in
 @pytest.mark.parametrize("kind", ["waits for ever", "cannot be cancelled"])
 async def test_groups_whose_code_hangs_are_ended_by_what_is_usual(lab, env, inference, monkeypatch, kind):
     """One that cannot be cancelled ends the process, which its supervisor starts again."""
-    monkeypatch.setattr(stage_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(stage_module, "LOOK_S", 0.02)
     monkeypatch.setattr(stage_module, "_CANCELLED_S", 0.0 if kind == "cannot be cancelled" else 60.0)
     ended = []
     monkeypatch.setattr(stage_module, "_end_process", ended.append)
@@ -732,7 +732,7 @@ async def test_groups_whose_code_hangs_are_ended_by_what_is_usual(lab, env, infe
 
 
 async def test_a_plain_reward_that_holds_the_event_loop_is_a_problem_by_name(lab, env, inference, monkeypatch):
-    monkeypatch.setattr(stage_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(stage_module, "LOOK_S", 0.02)
     monkeypatch.setattr(plain_hooks, "_SLOW_S", 0.0)
     monkeypatch.setattr(plain_hooks, "_LONG_S", 0.0)
     async with Governor(lab).serving(), lab.running(environment, "environment") as service:
