@@ -698,7 +698,8 @@ async def test_an_epoch_goes_on_without_a_prompt_beyond_the_context(lab, env, in
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     for epoch in range(3):
         assert sorted(group.dispatch.index for group in groups if group.epoch == epoch) == [0, 1, 3]
-    assert 1 <= asked[2] <= 2, "only what was claimed before it was known may meet it again"
+    # once as the pool is recorded; then only what was claimed before it was known may meet it again
+    assert 2 <= asked[2] <= 3
 
 
 @pytest.mark.parametrize("kind", ["waits for ever", "cannot be cancelled"])
