@@ -10,11 +10,13 @@ from typing import Any
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
+from lachesis.pipeline.inference.directory import role_access
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.tasks.evaluated import evaluated_environments
+from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
 
-__all__ = ["SETTINGS", "health_settings"]
+__all__ = ["SETTINGS", "health_settings", "teacher_settings"]
 
 
 def health_settings(config: RunConfig) -> HealthSettings:
@@ -51,5 +53,19 @@ def _env_health(config: RunConfig, env: str) -> EnvHealthSettings:
     )
 
 
-SETTINGS: dict[str, Callable[[RunConfig], Any]] = {"health": health_settings}
+def teacher_settings(config: RunConfig) -> TeacherSettings:
+    """Return the settings of the teacher stage."""
+    return TeacherSettings(
+        config=config.teacher,
+        servers={
+            role: TeacherServer(
+                role_access(config, role), TokenizerSource(config.tokenizer_of(role), config.chat_template_of(role))
+            )
+            for role in config.teacher.roles(config.environments)
+        },
+        policy_tokenizer=TokenizerSource(config.tokenizer_name, config.chat_template),
+    )
+
+
+SETTINGS: dict[str, Callable[[RunConfig], Any]] = {"health": health_settings, "teacher": teacher_settings}
 """By service."""

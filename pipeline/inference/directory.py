@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import anyio
 import httpx
@@ -36,6 +36,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = [
     "SLOW_SERVER_CURE",
     "InferenceDirectory",
+    "RoleAccess",
     "check_url",
     "control_token",
     "key_path",
@@ -43,6 +44,7 @@ __all__ = [
     "open_role",
     "register",
     "registered_servers",
+    "role_access",
     "sampling_key",
     "stay_registered",
     "url_file",
@@ -68,12 +70,37 @@ def control_token(folder: Path, role: str) -> str:
     return shared_token(folder / "inference" / f"{role}.token")
 
 
-def key_path(config: RunConfig, role: str) -> Path | None:
-    """Return the file of the key for sampling from the servers of `role`; None if they need none."""
+class RoleAccess(NamedTuple):
+    """How clients reach the servers of a role. `url` None: they register on the bus. `key_file` None: they need no key.
+
+    `key_is_given`: the file is the user's own, and is not made.
+    """
+
+    role: str
+    url: str | None = None
+    key_file: Path | None = None
+    key_is_given: bool = False
+
+    def key(self) -> str | None:
+        """Return the key for sampling, None if the servers need none; see `sampling_key`."""
+        if self.key_file is None:
+            return None
+        if self.key_is_given:
+            return given_token(self.key_file, f"inference.{self.role}.key_file")
+        return shared_token(self.key_file)
+
+
+def role_access(config: RunConfig, role: str) -> RoleAccess:
+    """Return how clients reach the servers of a role."""
     settings = config.role(role)
     if settings.key_file is not None:
-        return Path(settings.key_file)
-    return config.path / "inference" / f"{role}.key" if settings.needs_key else None
+        return RoleAccess(role, settings.url, Path(settings.key_file), key_is_given=True)
+    return RoleAccess(role, settings.url, config.path / "inference" / f"{role}.key" if settings.needs_key else None)
+
+
+def key_path(config: RunConfig, role: str) -> Path | None:
+    """Return the file of the key for sampling from the servers of `role`; None if they need none."""
+    return role_access(config, role).key_file
 
 
 def sampling_key(config: RunConfig, role: str) -> str | None:
@@ -81,11 +108,7 @@ def sampling_key(config: RunConfig, role: str) -> str | None:
 
     It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
     """
-    path = key_path(config, role)
-    if path is None:
-        return None
-    given = config.role(role).key_file is not None
-    return given_token(path, f"inference.{role}.key_file") if given else shared_token(path)
+    return role_access(config, role).key()
 
 
 async def register(bus: Bus, run: str, role: str, url: str) -> None:

@@ -12,12 +12,12 @@ from functools import partial
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_role
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer
 from lachesis.pipeline.teacher.retokenize import Retokenizer
+from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings
 from lachesis.pipeline.telemetry.messages import message_name, publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
@@ -38,28 +38,30 @@ def _say_other(service: Service, role: str, text: str | None) -> None:
     service.set_problem(f"other server {role}", text, held_up=["batcher", "trainer"], stops=True)
 
 
-async def run_teacher(service: Service, config: RunConfig) -> None:
+async def run_teacher(service: Service, settings: TeacherSettings) -> None:
     """Run one replica of the teacher stage until the service drains.
 
     Raises `ConfigError` where tokenizers are to be aligned and cannot be loaded, or are not those of the servers.
     """
     async with AsyncExitStack() as stack:
         teachers: dict[str, Teacher] = {}
-        for role in config.teacher.roles(config.environments):
+        for role, server in settings.servers.items():
             directory = await stack.enter_async_context(
-                open_configured_role(
+                open_role(
                     service.bus,
-                    config,
+                    service.run,
                     role,
+                    url=server.access.url,
+                    key=server.access.key(),
                     requested=service.requested,
                     report_slow=partial(_say_slow, service, role),
                 )
             )
-            found = await _probe(service, config, role, directory)
+            found = await _probe(service, settings, server, directory)
             if found is None:
                 return
             teachers[role] = found
-        stage = _TeacherStage(service, config, teachers)
+        stage = _TeacherStage(service, settings, teachers)
         await run_stateless(
             service,
             StatelessStage(
@@ -67,14 +69,16 @@ async def run_teacher(service: Service, config: RunConfig) -> None:
                 handle=stage.handle,
                 event=stage.event,
                 stamp=_stamped,
-                concurrency=config.teacher.concurrency,
+                concurrency=settings.config.concurrency,
             ),
         )
 
 
-async def _probe(service: Service, config: RunConfig, role: str, directory: InferenceDirectory) -> Teacher | None:
-    """Return the teacher that serves `role`; None if the service drains before it answers."""
-    found = None
+async def _probe(
+    service: Service, settings: TeacherSettings, server: TeacherServer, directory: InferenceDirectory
+) -> Teacher | None:
+    """Return the teacher behind `server`; None if the service drains before it answers."""
+    found, role = None, server.access.role
     async with service.until_drained():
         async for attempt in service.retrying(f"probe the {role}"):
             with attempt:
@@ -83,20 +87,22 @@ async def _probe(service: Service, config: RunConfig, role: str, directory: Infe
         return None
     directory.guard.hold_to(found.model, found.tokenizer_hash)
     directory.guard.report = partial(_say_other, service, role)
-    teacher = Teacher(directory, found.model, found.tokenizer_hash, config.teacher.top_k)
-    if config.teacher.tokenizers == "align":
-        load = partial(_load_retokenizer, config, role, found.tokenizer_hash)
+    teacher = Teacher(directory, found.model, found.tokenizer_hash, settings.config.top_k)
+    if settings.config.tokenizers == "align":
+        load = partial(_load_retokenizer, settings, server, found.tokenizer_hash)
         teacher.student_hash, teacher.retokenizer = await anyio.to_thread.run_sync(load)
     return teacher
 
 
-def _load_retokenizer(config: RunConfig, role: str, served: str | None) -> tuple[str, Retokenizer | None]:
+def _load_retokenizer(
+    settings: TeacherSettings, server: TeacherServer, served: str | None
+) -> tuple[str, Retokenizer | None]:
     """Return the hash of the policy's tokenizer, and what aligns the teacher's with it; None: they are the same."""
     from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer  # torch, which no other teacher needs
     from lachesis.pipeline.model.tokenizer import tokenizer_hash
 
-    names = config.tokenizer_name, config.tokenizer_of(role)
-    templates = config.chat_template, config.chat_template_of(role)
+    role, sources = server.access.role, (settings.policy_tokenizer, server.tokenizer)
+    names, templates = zip(*sources, strict=True)
     for name, setting in zip(names, ("tokenizer", f"inference.{role}.tokenizer"), strict=True):
         if name is None:
             raise ConfigError(f"{setting}: not set, and neither is a model; tokenizers to be aligned must be named")
@@ -113,19 +119,19 @@ def _load_retokenizer(config: RunConfig, role: str, served: str | None) -> tuple
 
 
 class _TeacherStage:
-    def __init__(self, service: Service, config: RunConfig, teachers: dict[str, Teacher]) -> None:
+    def __init__(self, service: Service, settings: TeacherSettings, teachers: dict[str, Teacher]) -> None:
         self.service = service
-        self.config = config
+        self.config = settings.config
         self.teachers = teachers
 
     def event(self, env: str, groups: list[TeacherPointer]) -> TeacherEvent:
-        name = self.teachers[self.config.teacher.role_of(env)].name
+        name = self.teachers[self.config.role_of(env)].name
         return TeacherEvent(run=self.service.run, env=env, revision=self.service.revision, teacher=name, groups=groups)
 
     async def handle(self, rollout: StoredRollout) -> TeacherPointer:
         """Store the group's teacher logprobs and return where they are."""
         group = rollout.group
-        teacher = self.teachers[self.config.teacher.role_of(group.env)]
+        teacher = self.teachers[self.config.role_of(group.env)]
         if (refusal := teacher.refusal(group)) is not None:
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
         about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": teacher.name}

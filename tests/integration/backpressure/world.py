@@ -46,6 +46,7 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, LedgerEntry
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.services.stage_settings import teacher_settings
 
 RUN = "r"
 PATIENCE_S = 120.0
@@ -54,7 +55,7 @@ STAGES: dict[str, Callable[[Service, RunConfig], Awaitable[None]]] = {
     "batcher": run_batcher,
     "normalizer": run_normalizer,
     "scorer": run_scorer,
-    "teacher": run_teacher,
+    "teacher": lambda service, config: run_teacher(service, teacher_settings(config)),
 }
 
 
@@ -268,7 +269,7 @@ class World:
                 environment_stage, "load_environment", lambda kind, _: Echo(kind, self.extra.get(kind, bytes))
             )
             patch.setattr(environment_stage, "open_configured_role", partial(_role, self.inference))
-            patch.setattr(teacher_stage, "open_configured_role", partial(_role, self.teacher))
+            patch.setattr(teacher_stage, "open_role", partial(_role, self.teacher))
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self.trainer.run)

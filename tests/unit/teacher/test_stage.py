@@ -23,6 +23,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message
+from lachesis.services.stage_settings import teacher_settings
 
 CONFIG = RunConfig(run="r")
 
@@ -68,7 +69,7 @@ def server(monkeypatch):
         async def __aexit__(self, *_):
             return None
 
-    monkeypatch.setattr(stage_module, "open_configured_role", Role)
+    monkeypatch.setattr(stage_module, "open_role", Role)
     return found
 
 
@@ -92,12 +93,12 @@ def servers(monkeypatch):
     async def open_role(_bus, _run, role, **_):
         yield found[role]
 
-    monkeypatch.setattr(stage_module, "open_configured_role", open_role)
+    monkeypatch.setattr(stage_module, "open_role", open_role)
     return found
 
 
 def teacher(service):
-    return run_teacher(service, CONFIG)
+    return run_teacher(service, teacher_settings(CONFIG))
 
 
 async def pointers(lab, *envs):
@@ -219,7 +220,7 @@ async def test_the_likeliest_tokens_are_stored_with_the_probability_of_all_other
         run="r", teacher=TeacherConfig(enabled=True, top_k=3), flow=FlowConfig(teacher_bytes_per_token=26)
     )
     await lab.store(lab.group(1, samples=2, tokens=4))
-    async with lab.running(partial(run_teacher, config=config), "teacher"):
+    async with lab.running(partial(run_teacher, settings=teacher_settings(config)), "teacher"):
         await lab.until(pointed(lab, 1))
     stored = await arrays(lab, (await pointers(lab))[0])
     ids, logprobs = stored.alternatives()
@@ -242,7 +243,7 @@ async def test_each_environment_has_its_own_teacher(lab, servers):
     )
     for n, env in enumerate(("sums", "code"), 1):
         await lab.store(lab.group(n, env=env))
-    async with lab.running(partial(run_teacher, config=config), "teacher"):
+    async with lab.running(partial(run_teacher, settings=teacher_settings(config)), "teacher"):
         await lab.until(pointed(lab, 2, "sums", "code"))
     stored = {found.env: found for found in [await arrays(lab, one) for one in await pointers(lab, "sums", "code")]}
     assert stored["sums"].values()[1] == pytest.approx(-0.12)
@@ -293,7 +294,7 @@ async def test_a_teacher_of_another_tokenizer_gives_the_logprobs_of_spans(lab, s
     server.tokenizer_hash = tokenizer_hash(tokenizers["teacher"])
     group, start, cuts = spoken_group(lab, tokenizers["student"])
     await lab.store(group)
-    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+    async with lab.running(partial(run_teacher, settings=teacher_settings(align_config(tmp_path))), "teacher"):
         await lab.until(pointed(lab, 1))
     (pointer,) = await pointers(lab)
     assert (pointer.missing, pointer.reason) == ([], None)
@@ -315,7 +316,7 @@ async def test_a_sequence_that_cannot_be_rendered_leaves_the_others(lab, servers
     server.tokenizer_hash = None
     group, start, cuts = spoken_group(lab, tokenizers["student"])
     await lab.store(group.replace(messages=[group.messages[0], []]))
-    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+    async with lab.running(partial(run_teacher, settings=teacher_settings(align_config(tmp_path))), "teacher"):
         await lab.until(pointed(lab, 1))
     (pointer,) = await pointers(lab)
     assert pointer.missing == [1]
@@ -330,7 +331,7 @@ async def test_a_group_of_a_third_tokenizer_is_refused(lab, servers, tokenizers,
     server.tokenizer_hash = None
     group, _, _ = spoken_group(lab, tokenizers["student"], tokenizer_hash="third")
     await lab.store(group)
-    async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+    async with lab.running(partial(run_teacher, settings=teacher_settings(align_config(tmp_path))), "teacher"):
         await lab.until(pointed(lab, 1))
     (pointer,) = await pointers(lab)
     assert pointer.stored is None
@@ -341,6 +342,6 @@ async def test_a_tokenizer_that_is_not_the_servers_ends_the_stage(lab, servers, 
     servers["teacher"] = server = Server()
     server.tokenizer_hash = tokenizer_hash(tokenizers["student"])
     with pytest.raises(ExceptionGroup) as caught:
-        async with lab.running(partial(run_teacher, config=align_config(tmp_path)), "teacher"):
+        async with lab.running(partial(run_teacher, settings=teacher_settings(align_config(tmp_path))), "teacher"):
             await lab.until(pointed(lab, 1))
     assert caught.group_contains(ConfigError, match=r"inference.teacher: its server has tokenizer")
