@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, StartupError, UnservedError
 from lachesis.schemas import subjects
-from lachesis.services.registry import find
+from lachesis.services.registry import services as known_services
 
 __all__ = ["WriterPlace", "refuse_writers_beside"]
 
@@ -56,13 +56,14 @@ async def refuse_writers_beside(
 ) -> None:
     """Return once none of `services` that is a single writer runs in another process.
 
-    Raises StartupError naming it.
+    A service may be named with its part, as processes are: environment-words. Raises StartupError naming the other.
 
     One that drains is waited for. A supervisor `replaces` those of its predecessor in the same folder, which drain.
     """
     async with anyio.create_task_group() as tasks:
         for service in services:
-            if service in SINGLE_WRITERS or find(service).is_single:
+            spec = known_services().get(service)
+            if service in SINGLE_WRITERS or (spec is not None and spec.is_single):
                 tasks.start_soon(_refuse_beside, bus, config, service, replaces)
 
 
