@@ -8,6 +8,7 @@ cancellation that `publish` swallows is raised again.
 import asyncio
 import itertools
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -122,6 +123,18 @@ class AnswerSeries:
             _resolve(self._more)
 
 
+def _why_unconnected(error: OSError) -> str:
+    """Return why an attempt to connect again failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the server cannot prove its identity ({error.verify_message}): give it a certificate that is valid now, "
+            "or set this machine's clock right"
+        )
+    if isinstance(error, ssl.SSLError):
+        return f"TLS fails ({error.reason}): the server may refuse this client's certificate, which may have expired"
+    return f"lost; trying again ({error.strerror or error})"
+
+
 async def hang_up(nc: Client, within_s: float) -> None:
     """Close a client's connection, which may be going at that moment.
 
@@ -225,6 +238,8 @@ class ServerLink:
 
     async def on_error(self, error: Exception) -> None:
         self.last_error = error
+        if self._lost is not None and isinstance(error, OSError):  # of an attempt to connect again
+            self._lost.reason = _why_unconnected(error)
         text = self.nc.out_of_domain(str(error).lower())
         if "permissions violation" in text:
             refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}

@@ -33,7 +33,10 @@ __all__ = ["follow_policy"]
 log = logging.getLogger("lachesis")
 
 _REFUSED_S = 3.0
-"""Seconds after which the first weights are tried again that were refused."""
+"""Seconds after which weights that were refused are tried again; each further refusal doubles them, up to"""
+_MAX_REFUSED_S = 60.0
+"""as many."""
+_PAUSED = "paused policy"
 PathOf = Callable[[PolicyRecord], Awaitable[str]]
 """Returns the path of a file with a record's weights, which it may fetch first."""
 
@@ -110,6 +113,8 @@ class _PolicyFollower:
     async def load_newest(self) -> None:
         """Load the newest record whenever there is another one."""
         done: PolicyRecord | None = None
+        refusals = 0
+        """How many times in a row the newest record was refused."""
         while True:
             while self._newest is None or self._newest is done:
                 await self._changed.wait()
@@ -124,32 +129,35 @@ class _PolicyFollower:
                 return  # draining
             except (AccessError, DataError, NotFoundError) as error:
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
-                # own version, and a newer record follows.
+                # own version. A newer record follows only if the run can still train, so this one is tried again.
                 if UNFIT in str(error) and not self._loaded.is_set():  # nor will any that follows
                     raise ConfigError(
                         f"the policy's server cannot take the weights that the trainer publishes: {error}. Both must "
                         "begin with the same model (`model` and inference.policy.model)"
                     ) from error
                 log.warning("policy %s was refused: %s", done.version, error)
-                self._say_refused(done, error)
+                self._say_refused(done, error, again=refusals > 0)
                 await self._pause_if_late()
-                if not self._loaded.is_set():  # there are no other weights to go on with
-                    self._changed = anyio.Event()
-                    with anyio.move_on_after(_REFUSED_S):
-                        while self._newest is done:
-                            await self._changed.wait()
-                    done = None
+                self._changed = anyio.Event()
+                with anyio.move_on_after(min(_REFUSED_S * 2**refusals, _MAX_REFUSED_S)):
+                    while self._newest is done:
+                        await self._changed.wait()
+                refusals = refusals + 1 if self._newest is done else 0
+                done = None
                 continue
+            refusals = 0
             self._service.mark_ok()
             self._service.set_problem(REFUSED_POLICY, None)
+            self._service.set_problem(_PAUSED, None)
             self._loaded.set()
             self._service.vitals.metrics["policy/step"] = done.policy_version.step
             await self._pause_if_late()
 
-    def _say_refused(self, record: PolicyRecord, error: Exception) -> None:
+    def _say_refused(self, record: PolicyRecord, error: Exception, *, again: bool) -> None:
+        """Report a refused policy. `again`: no newer one has come since it was refused, as where a run stands still."""
         text = f"policy {record.version} was refused: {error}"
-        if self._loaded.is_set():
-            self._service.set_problem(REFUSED_POLICY, text, version=record.version)
+        if self._loaded.is_set() and not again:
+            self._service.set_problem(REFUSED_POLICY, text, mend="it is tried again", version=record.version)
             return
         mend = "it is tried again, and the trainer publishes it again; see its log and the disk of the weights"
         self._service.set_problem(
@@ -188,4 +196,4 @@ class _PolicyFollower:
                 self._paused = True
                 text = f"paused: its weights are {behind} steps behind, and {self._max_behind} may be trained on"
                 log.warning("the inference server is %s", text)
-                self._service.set_problem(REFUSED_POLICY, text)
+                self._service.set_problem(_PAUSED, text)

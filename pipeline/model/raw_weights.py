@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lachesis.pipeline.errors import NotFoundError
+from lachesis.pipeline.common.outages import EXHAUSTED
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.model.digest import (
     PIECE_BYTES,
     Bytes,
@@ -112,13 +113,16 @@ def file_order(forms: Iterable[TensorForm]) -> list[TensorForm]:
 def read_raw(path: Path) -> RawFile:
     """Map a file into memory.
 
-    Raises `NotFoundError` where there is none, `DataError` where it is no whole one.
+    Raises `NotFoundError` where there is none, `DataError` where it is no whole one, `InfrastructureError` where this
+    process lacks the memory or the file descriptors for it.
     """
     try:
         content = np.memmap(path, np.uint8, "r")
     except FileNotFoundError as error:
         raise NotFoundError(f"weights file {path} does not exist; it may have been pruned.") from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in EXHAUSTED:
+            raise InfrastructureError(f"weights file {path} cannot be read: {error}.") from error
         raise DataError(f"weights file {path} cannot be read: {error}.") from error
     try:
         (length,) = struct.unpack("<Q", content[:8].tobytes())

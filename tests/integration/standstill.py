@@ -23,6 +23,7 @@ from typing import NamedTuple
 import anyio
 import httpx
 import msgspec
+import psutil
 from integration.disk.conftest import SmallDisk
 from integration.harness import Run
 from integration.servers import Supervised
@@ -77,13 +78,14 @@ bucket_bytes = 4194304
 
 
 class Cause(NamedTuple):
-    """`process` is stopped by SIGSTOP, `opens_none` may open no more files, `switch` is on, or the run's small disk is
-    full. `words`: of the line that tells of it."""
+    """`process` is stopped by SIGSTOP, `opens_none` may open no more files, `grows_none` may have no more memory,
+    `switch` is on, or the run's small disk is full. `words`: of the line that tells of it."""
 
     name: str
     words: tuple[str, ...]
     process: str = ""
     opens_none: str = ""
+    grows_none: str = ""
     switch: str = ""
     fills: bool = False
     is_brief: bool = False
@@ -109,6 +111,11 @@ def _without_files(process: str) -> Cause:
     return Cause(f"{process} has no file descriptors", words, opens_none=process)
 
 
+def _without_memory(process: str) -> Cause:
+    words = (process, "can have no more memory", "address space", "ulimit -v")
+    return Cause(f"{process} has no memory", words, grows_none=process)
+
+
 def _frozen(process: str) -> Cause:
     name = "nats-server does not answer" if process == "nats-server" else f"{process} is silent"
     return Cause(f"SIGSTOP {process}", (name, "stopped", "kill -CONT"), process=process)
@@ -126,6 +133,7 @@ CAUSES = (
     Cause("a rollout hangs in a thread", ("groups under way hang", "see where its rollouts wait"),
           switch="rollout hangs", within_s=12.0),
     *map(_without_files, ("supervisor", "environment-sums", "inference-policy")),
+    *map(_without_memory, ("supervisor", "environment-sums", "inference-policy", "scorer")),
     Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),
 )  # fmt: skip
 
@@ -224,13 +232,15 @@ def _page(run: Run) -> str:
 @contextmanager
 def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
     switch = run.folder / "switches" / cause.switch
-    pid = run.pids().get(cause.process or cause.opens_none)
-    before = (0, 0) if pid is None else resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    pid = run.pids().get(cause.process or cause.opens_none or cause.grows_none)
+    kind = resource.RLIMIT_AS if cause.grows_none else resource.RLIMIT_NOFILE
+    before = (0, 0) if pid is None else resource.prlimit(pid, kind)
     if pid is not None:
         if cause.process:
             os.kill(pid, signal.SIGSTOP)
         else:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, before[1]))
+            limit = psutil.Process(pid).memory_info().vms if cause.grows_none else 8
+            resource.prlimit(pid, kind, (limit, before[1]))
     elif cause.fills:
         SmallDisk(run.folder).fill()
     else:
@@ -242,7 +252,7 @@ def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+                resource.prlimit(pid, kind, before)
         elif cause.fills:
             SmallDisk(run.folder).free()
         else:

@@ -37,6 +37,7 @@ async def test_what_stops_a_run_is_said_by_every_command_and_withdrawn(
             "the environment's process ends",
             "supervisor has no file descriptors",
             "environment-sums has no file descriptors",
+            "environment-sums has no memory",
         ):
             outcome = await inject(run, BY_NAME[name])
             assert outcome.said_s is not None, (name, run.tail())

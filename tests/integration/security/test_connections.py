@@ -9,13 +9,16 @@ import ssl
 import struct
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 import trustme
 from anyio.abc import SocketAttribute, SocketStream
+from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init, make_certificates
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
@@ -269,3 +272,29 @@ async def test_an_account_that_a_reload_has_added_is_sent_to_the_next_reload_and
                 with suppress(LachesisError):
                     async with await server.bus("operator"):
                         return
+
+
+async def test_a_certificate_that_expired_while_the_run_went_on_is_named_when_it_connects_again(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+    def issue(**until: Any) -> None:
+        issued = authority.issue_cert("127.0.0.1", **until)
+        issued.private_key_pem.write_to_path(tmp_path / "server.key")
+        (tmp_path / "server.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+
+    issue()
+    auth_init(tmp_path, "--cert", str(tmp_path / "server.pem"), "--key", str(tmp_path / "server.key"), config=RUN)
+    async with Secured(tmp_path, "one") as server, await server.bus("operator") as bus:
+        issue(not_after=datetime.now(UTC) - timedelta(hours=1))
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        await server.start_again()
+        with anyio.fail_after(60):
+            while "certificate has expired" not in str(bus.stall):  # noqa: ASYNC110 - the client offers nothing to wait on
+                await anyio.sleep(0.05)
+        issue()
+        os.kill(server.pid, signal.SIGHUP)
+        with anyio.fail_after(60):
+            while bus.stall is not None:  # noqa: ASYNC110 - as above
+                await anyio.sleep(0.05)

@@ -188,6 +188,24 @@ async def test_a_refused_first_policy_is_tried_again(lab, monkeypatch):
         assert not service.vitals.problems
 
 
+async def test_a_later_policy_that_was_refused_is_tried_again_where_none_follows(lab, monkeypatch):
+    """A run whose server has old weights generates what is too stale to train on, so no newer policy ever comes."""
+    monkeypatch.setattr(follower_module, "_REFUSED_S", 0.01)
+    server = Scripted()
+    async with lab.running(
+        lambda service: follow_until_drained(service, server, anyio.Event()), "inference"
+    ) as service:
+        await publish(lab, 0)
+        await lab.until(has_loaded(server, 1))
+        server.fail = [DataError("torn")] * 3
+        said = []
+        monkeypatch.setattr(service, "set_problem", lambda topic, text, **more: said.append((topic, text, more)))
+        await publish(lab, 1)
+        await lab.until(has_loaded(server, 2))
+    stops = [more.get("stops", False) for _, text, more in said if text is not None]
+    assert stops == [False, True, True], "the trainer publishes again what stops the run"
+
+
 async def test_a_server_that_is_down_is_waited_for(lab):
     server = Scripted(*[InfrastructureError("down")] * 3)
     await publish(lab, 0)

@@ -1,13 +1,14 @@
 """Weights as plain bytes: the same files and digests as with torch."""
 
 import json
+import resource
 import struct
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.errors import NotFoundError
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.model.raw_weights import file_order, raw_digest, read_raw, write_blocks
 from lachesis.pipeline.model.tensors import weights_digest
 from lachesis.schemas.errors import DataError
@@ -55,6 +56,18 @@ def test_no_file_and_a_torn_one(tmp_path, tensors):
     path.write_bytes(whole[:-1])
     with pytest.raises(DataError, match=said):
         read_raw(path)
+
+
+def test_a_file_that_this_process_cannot_open_for_now_is_no_bad_one(tmp_path):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(InfrastructureError, match="Too many open files"):
+            read_raw(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(
