@@ -30,13 +30,14 @@ from lachesis.pipeline.runtime.stream_marks import (
     ASK_AGAIN_S,
     BELIEVE_LOSS_S,
     MARKS_HEADER,
+    MAX_LOST,
     StreamMarks,
     contradiction,
     has_lost_after,
     is_known_lost,
     recovery_hint,
 )
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, StreamMark
 from lachesis.schemas.codec import decode
@@ -45,9 +46,19 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
-from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+from lachesis.schemas.retention import Retention
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
 
-__all__ = ["RECOVERY_FILE", "describe_rollback", "find_contradictions", "refuse_rolled_back", "stage_marks"]
+__all__ = [
+    "RECOVERY_FILE",
+    "describe_false_trims",
+    "describe_rollback",
+    "find_contradictions",
+    "refuse_rolled_back",
+    "stage_marks",
+    "trim_limits",
+    "without_false_trims",
+]
 
 RECOVERY_FILE: Final = "recovery.json"
 """File in the run's folder: a recovery that was begun and is not completed."""
@@ -61,7 +72,7 @@ _OUTPUTS: dict[str, tuple[str, str, Any]] = {
 
 
 async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
-    """Raise `HistoryLostError` if the streams of the run do not fit each other.
+    """Raise `HistoryLostError` if the streams of the run, or what was trimmed, do not fit.
 
     Raises `StartupError` if a recovery was cut off.
 
@@ -76,6 +87,58 @@ async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
         if anyio.current_time() >= until:
             raise HistoryLostError(f"{_describe(config.run, found)}. {recovery_hint(config.run)}")
         await anyio.sleep(ASK_AGAIN_S)
+    with suppress(SchemaError, NotFoundError):  # another check reports that
+        record = await read_record(bus, config.run)
+        if (false := describe_false_trims(record, await trim_limits(bus, config, record))) is not None:
+            raise HistoryLostError(f"{false}. {recovery_hint(config.run)}")
+
+
+async def trim_limits(bus: NatsBus, config: RunConfig, record: Retention) -> dict[str, int]:
+    """Return, by stream, the sequence below which history can have been trimmed.
+
+    No stream is trimmed beyond its end, or beyond its marks if it went back. No rollout is trimmed without an outcome,
+    which another service than the one that trims writes into a ledger of the run; a ledger that lost entries is no
+    evidence of that.
+    """
+    last = {stream: (await bus.usage(stream)).last for stream in STREAMS}
+    ends = dict(last)
+    for _, marks in await read_marks(bus, config.run, config.path):
+        for stream, mark in marks.ends.items():
+            if stream in last and mark.seq <= last[stream] + MAX_LOST:
+                ends[stream] = max(ends[stream], mark.seq)
+    limits = {stream: end + 1 for stream, end in ends.items()}
+    if ends[LEDGER] > last[LEDGER] or record.lost.get(LEDGER):
+        return limits
+    watermarks = []
+    for subject in await bus.stored_subjects(LEDGER, [subjects.ledger(config.run, "*")]):
+        try:
+            entry, _, _ = await newest_entry(bus, config.run, subject.rpartition(".")[2], newer="skip")
+        except (LedgerError, DamagedError):
+            return limits  # another check reports that
+        watermarks.append(entry.watermark if entry is not None else 0)
+    if watermarks:
+        limits[ROLLOUTS] = min(limits[ROLLOUTS], max(watermarks) + 1)
+    return limits
+
+
+def without_false_trims(trimmed: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
+    """Return `trimmed`, by stream, up to its limits. Pure."""
+    return {stream: min(below, limits[stream]) for stream, below in trimmed.items() if stream in limits}
+
+
+def describe_false_trims(record: Retention, limits: Mapping[str, int]) -> str | None:
+    """Return what a record calls trimmed that cannot have been, None if there is nothing. Pure."""
+    beyond = {name: below for name, below in record.trimmed.items() if below > limits.get(name, below)}
+    if not beyond:
+        return None
+    named = "; ".join(
+        f"history of {name} was trimmed below sequence {below}, where {limits[name]} is the most"
+        for name, below in sorted(beyond.items())
+    )
+    return (
+        f"the key {keys.RETENTION!r} cannot be right: {named}. Losses below would pass for trimmed. Whoever has the "
+        "governor's or the operator's key can write there: if neither of them did, make new keys"
+    )
 
 
 async def describe_rollback(bus: NatsBus, config: RunConfig) -> str | None:

@@ -26,7 +26,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
-from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks
+from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks, trim_limits, without_false_trims
 from lachesis.pipeline.retention.recovery_record import CheckpointChange, RecoveryPlan, StreamLoss, complete_record
 from lachesis.pipeline.runtime.retention_record import decode_record, read_record, reading_instead
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
@@ -82,6 +82,8 @@ async def _whole_record(bus: NatsBus, config: RunConfig, unusable: UnusableState
         except SchemaError as error:
             raise StartupError(str(error)) from error
     record = await anyio.to_thread.run_sync(complete_record, stored, run, config.path)
+    limits = await trim_limits(bus, config, record)  # a copy in the folder may repeat what was false in the key
+    record = record.replace(trimmed=without_false_trims(record.trimmed, limits))
     empty = Retention(run=run)
     if record == (stored or empty).with_lists_of(empty):
         return record, None
@@ -98,6 +100,7 @@ async def _make_plan(
     trimmed = dict((await read_record(bus, config.run)).trimmed)
     for stream, below in ((stream, below) for marks in known for stream, below in marks.items()):
         trimmed[stream] = max(below, trimmed.get(stream, 1))
+    trimmed = without_false_trims(trimmed, await trim_limits(bus, config, await read_record(bus, config.run)))
     try:
         entry, _, _ = await newest_entry(bus, config.run, config.training.name)
         change, report, policy, faults = await _training(bus, config, entry, trimmed, is_here=unusable.from_first_model)

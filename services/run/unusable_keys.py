@@ -5,11 +5,13 @@ takes the next value, nothing is to be done.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.extension import call_each
+from lachesis.pipeline.ledger.rollbacks import describe_false_trims, trim_limits
 from lachesis.schemas import keys
 from lachesis.schemas.alerts import SentAlerts
 from lachesis.schemas.codec import Event, decode
@@ -20,7 +22,7 @@ from lachesis.schemas.retention import Retention
 __all__ = ["find_unusable_keys"]
 
 
-async def find_unusable_keys(bus: Bus, config: RunConfig) -> tuple[dict[str, bytes], list[str]]:
+async def find_unusable_keys(bus: NatsBus, config: RunConfig) -> tuple[dict[str, bytes], list[str]]:
     """Return the keys with what they hold, and what is wrong with each, in words."""
     found, problems = dict[str, bytes](), list[str]()
     for key, check in _keys(config):
@@ -34,6 +36,12 @@ async def find_unusable_keys(bus: Bus, config: RunConfig) -> tuple[dict[str, byt
         except SchemaError as error:
             found[key] = entry.value if entry is not None else b""
             problems.append(f"the key {key!r} cannot be used: {error}")
+    with suppress(DamagedError, SchemaError):  # said above, or elsewhere
+        if (entry := await bus.value(keys.RETENTION)) is not None:
+            record = decode(Retention, entry.value)
+            if (false := describe_false_trims(record, await trim_limits(bus, config, record))) is not None:
+                found[keys.RETENTION] = entry.value
+                problems.append(false)
     return found, problems
 
 

@@ -4,11 +4,11 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import combinations
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, StreamMark
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.ledger import GENESIS, TrainReport
+from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
 from lachesis.services.run.unusable_keys import find_unusable_keys
@@ -57,31 +57,34 @@ class Copies(NamedTuple):
 
 
 @asynccontextmanager
-async def serving(store: Path) -> AsyncIterator[NatsBus]:
-    async with (
-        EmbeddedServer(store, ServerConfig(max_file_bytes=4 << 30)) as server,
-        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
-    ):
-        yield bus
+async def serving(store: Path, *runs: str) -> AsyncIterator[Any]:
+    """Yield the bus of the run, or those of `runs`, on one server."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(EmbeddedServer(store, ServerConfig(max_file_bytes=8 << 30)))
+        buses = [
+            await stack.enter_async_context(await connect(server.url, run=run, name="tests", token=server.token))
+            for run in runs or (RUN,)
+        ]
+        yield buses if runs else buses[0]
 
 
-async def grow(bus: NatsBus, make_lab, folder: Path, numbers: range) -> list[str]:
+async def grow(bus: NatsBus, make_lab, folder: Path, numbers: range, run: str = RUN) -> list[str]:
     """Store something in every stream and in the bucket, and the marks of all of it."""
     lab = make_lab(bus)
-    lab.run = RUN
+    lab.run = run
     groups = [lab.group(number) for number in numbers]
     for number, group in zip(numbers, groups, strict=True):
         seq = await lab.store(group)
         for subject in (
-            subjects.event("eval", RUN, "live", "sums"),
-            subjects.logprobs(RUN, "live", "sums"),
-            subjects.replay("rescore", RUN, "again", "sums"),
-            subjects.weights_heads(RUN),
-            subjects.state(RUN, "governor", "live", "0"),
+            subjects.event("eval", run, "live", "sums"),
+            subjects.logprobs(run, "live", "sums"),
+            subjects.replay("rescore", run, "again", "sums"),
+            subjects.weights_heads(run),
+            subjects.state(run, "governor", "live", "0"),
         ):
             await bus.publish(subject, b"%d" % number, msg_id=f"{subject}.{number}")
         await bus.put(keys.resume("sums"), b"%d" % number)
-    marks = await MarkWriter.open(bus, RUN, folder)
+    marks = await MarkWriter.open(bus, run, folder)
     stored = await bus.get_head(ROLLOUTS, seq)
     await marks.write(StreamMark(seq, stored.time_ns), now=True)
     (folder / MARKS_FILE).write_bytes(msgspec.json.encode(marks.newest))
@@ -140,6 +143,30 @@ async def test_any_stream_that_went_back_alone_is_named_and_recovered_from(copie
                 assert len([message async for message in rollouts]) == (6 if stream == ROLLOUTS else 12)
             await grow(bus, make_lab, copies.folder, range(20, 23))
             await refuse_rolled_back(bus, config)
+
+
+async def test_another_run_of_the_same_store_is_not_touched_by_the_damage_nor_by_the_recovery(
+    copies, tmp_path, streams_config, make_lab
+):
+    config, folder = config_of(copies), tmp_path / "other"
+    folder.mkdir()
+    other = msgspec.structs.replace(config, run="other", folder=str(folder))
+
+    async def stored(bus: NatsBus) -> list[tuple[str, int, int]]:
+        return [(one.name, one.usage.last, one.usage.messages) for one in await bus.describe_streams()]
+
+    async with serving(copies.newer, "other") as (bus,):
+        await bus.ensure_streams(streams_config)
+        await grow(bus, make_lab, folder, range(6), run="other")
+        before = await stored(bus)
+    async with serving(replaced(copies, tmp_path / "shared", ROLLOUTS, BUCKET), RUN, "other") as (bus, theirs):
+        for _ in range(2):
+            await refuse_rolled_back(theirs, other)
+            assert await make_plan(theirs, other, "other") is None
+            assert await stored(theirs) == before
+            if await find_contradictions(bus, config, folder=copies.folder):
+                await recover(bus, config, "shared")
+        await refuse_rolled_back(bus, config)
 
 
 @pytest.mark.slow
@@ -241,6 +268,32 @@ async def test_a_recovery_whose_store_went_back_meanwhile_can_be_completed(copie
         await apply_plan(bus, config, plan)
         await refuse_rolled_back(bus, config)
         assert await make_plan(bus, config, "again") is None
+
+
+async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_and_written_again(copies, tmp_path):
+    """It would hide a loss; the ledger, which the governor cannot write, says which rollouts have no outcome yet."""
+    config, store = config_of(copies), replaced(copies, tmp_path / "forged")
+    entry = LedgerEntry(
+        run=RUN, trainer="main", index=0, previous=GENESIS, watermark=4, resolved=b"", events_cursor=1
+    )  # fmt: skip
+    async with serving(store) as bus:
+        await bus.publish(subjects.ledger(RUN, "main"), encode(entry), msg_id="entry")
+        for trimmed, named in (
+            ({ROLLOUTS: 6}, "of ROLLOUTS was trimmed below sequence 6, where 5 is the most"),
+            ({EVENTS: 10**12, "NONE": 9}, "of EVENTS was trimmed below sequence 1000000000000, where"),
+        ):
+            await update_record(bus, RUN, lambda old, trimmed=trimmed: old.replace(trimmed=trimmed))
+            marks = await MarkWriter.open(bus, RUN, copies.folder)
+            await marks.write(None, now=True)  # the governor and `lachesis up` copy what they find
+            (copies.folder / MARKS_FILE).write_bytes(msgspec.json.encode(marks.newest))
+            (copies.folder / RETENTION_FILE).write_bytes(msgspec.json.encode(await read_record(bus, RUN)))
+            with pytest.raises(HistoryLostError, match=f"{named}.*`lachesis runs recover {RUN}`"):
+                await refuse_rolled_back(bus, config)
+            plan = await recover(bus, config, f"forged {named[3:6]}")
+            assert named in str(plan.problems)
+            assert not plan.losses
+            expected = {ROLLOUTS: 5} | ({EVENTS: (await bus.usage(EVENTS)).last + 1} if EVENTS in trimmed else {})
+            assert (await read_record(bus, RUN)).trimmed == expected
 
 
 async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:

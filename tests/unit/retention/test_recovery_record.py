@@ -23,7 +23,13 @@ EMPTY = Retention(run="r")
 
 
 @pytest.mark.parametrize("copied", [True, False])
-async def test_a_record_that_lists_all_is_whole_however_it_lists_it(tmp_path: Path, copied: bool) -> None:
+async def test_a_record_that_lists_all_is_whole_however_it_lists_it(
+    tmp_path: Path, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def limits(*_: object) -> dict[str, int]:
+        return {ROLLOUTS: 10}  # a stand-in for what a server's streams say: this bus has none
+
+    monkeypatch.setattr("lachesis.pipeline.retention.recovery_plan.trim_limits", limits)
     copy = EMPTY.replace(trimmed={ROLLOUTS: 5}, lost={EVENTS: [LostRange(1, 6)]}).with_orphans(ROLLOUTS, [6, 7])
     if copied:
         (tmp_path / RETENTION_FILE).write_bytes(msgspec.json.encode(copy))
