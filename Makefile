@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: help demo demo-smollm2 test unit slow attack chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
+.PHONY: help demo demo-smollm2 test unit slow attack own-keys chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
 
 help:
 	@echo "make demo          run the pipeline end to end (about three minutes, the first time with installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make gpu           what this machine's GPU makes of it; ARGS=--cpu does it in small, without one"
 	@echo "make chaos         random kills and partitions with an audit; make mutations: does the audit notice?"
 	@echo "make attack fuzz   every hostile input at once; random messages"
+	@echo "make own-keys      each service's own key at its worst, on a run that trains (half an hour)"
 	@echo "make lock audit    lock the packages by hash; compare them with published advisories"
 
 demo: $(VENV)/.demo
@@ -60,6 +61,10 @@ attack: $(VENV)/.dev
 	  tests/integration/web/test_web.py tests/unit/scorer/test_hanging_answers.py tests/unit/scorer/test_math.py \
 	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py tests/unit/offline/archive/test_hostile_parquet.py \
 	  tests/integration/test_hostile_text.py tests/fuzz/test_fuzz.py $(ARGS)
+
+# Each service's own key at its worst, one after the other, on a run that trains; ARGS: some of the identities.
+own-keys: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m integration.security.own_keys $(ARGS)
 
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(ARGS)

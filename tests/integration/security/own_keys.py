@@ -1,6 +1,6 @@
 """What each service's own key can do to its run at the worst: the run goes on, or one command brings it back.
 
-    .venv/bin/python -m integration.security.own_keys [IDENTITY...]     # from tests/, about a minute for each identity
+    make own-keys [ARGS="IDENTITY..."]     # one to five minutes for each identity
 
 A whole run with a key for each service trains. With one identity's key after the other, this stores messages on all
 that it may write: of another version, unreadable, empty, huge, repeated, out of turn, with watermarks and marks beyond
@@ -11,6 +11,7 @@ has two outcomes or is in two batches.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -41,10 +42,14 @@ IDENTITIES = (
     "batcher", "trainer", "governor",
 )  # fmt: skip
 SHOWING = (
-    ["status"], ["status", "--json"], ["doctor"], ["gc"], ["trace", "0" * 32], ["rollouts"], ["rollouts", "--json"],
-    ["top", "--once"], ["runs", "show", RUN], ["runs", "results", RUN], ["dead", "list"], ["health"],
+    ["status"], ["status", "--json"], ["doctor"], ["gc"], ["rollouts"], ["rollouts", "--json"], ["top", "--once"],
+    ["runs", "show", RUN], ["runs", "logs", RUN], ["dead", "list"], ["dead", "list", "--json"], ["health"],
+    ["health", "--json"], ["shadow", "list"], ["tail", "rl.>", "--since-start", "--no-follow", "--full"],
+    ["verify", "--groups", "2"],
 )  # fmt: skip
 """Commands that show a run to people."""
+OF_GROUP = (["trace"], ["rollouts"])
+"""Commands that show one rollout."""
 STEPS = 100_000
 FURTHER = 8
 """Steps that the run has to take after each attack."""
@@ -94,7 +99,7 @@ async def worst(bus: NatsBus, subject: str) -> list[Message]:
         return found
     for what, by in FAR.items() if isinstance(value, dict) else ():
         changed = {key: one + by if key in _MARKED and isinstance(one, int) else one for key, one in value.items()}
-        for key in ("cursors", "ends", "read"):
+        for key in ("cursors", "ends", "read", "trimmed"):
             if isinstance(changed.get(key), dict):
                 changed[key] = {name: shifted(at, by) for name, at in changed[key].items()}
         if changed != value:
@@ -166,7 +171,9 @@ class Campaign:
 
     def show(self, export: Path) -> None:
         """Call each command that shows the run, while the messages are there."""
-        for command in (*SHOWING, ["export", str(export)]):
+        _, listed = self.run.called("rollouts", "--json", "--limit", "1", timeout_s=600)
+        rollout = json.loads(next(line for line in listed.splitlines() if line.startswith("{")))["group"]
+        for command in (*SHOWING, *([*one, rollout] for one in OF_GROUP), ["export", str(export)]):
             code, said = self.run.called(*command, timeout_s=600)
             assert code in {0, 1}, (command, code, said)
             assert "Traceback" not in said, (command, said)
