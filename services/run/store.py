@@ -219,7 +219,7 @@ def _record(config: RunConfig) -> StoreRecord | None:
     file = config.path / STORE_FILE
     try:
         return from_json(STORE_FILE, StoreRecord, read_small_file(file))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # there is no such folder, either
         return None
     except OSError as error:
         raise StartupError(

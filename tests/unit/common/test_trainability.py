@@ -56,8 +56,8 @@ async def test_another_tokenizer_is_told_by_its_hash(lab):
 
 def test_the_policy_record_says_what_is_known():
     record = PolicyRecord(run="r", version="1-a-b", weights="w", tokenizer_hash="t", written_ns=1, vocabulary=9)
-    assert TrainerLimits.of(record, TEXT_ALONE) == ("t", 9, TEXT_ALONE, None)
-    assert TrainerLimits.of(None, None) == (None, None, None, None)
+    assert TrainerLimits.of(record, TEXT_ALONE) == ("t", 9, TEXT_ALONE, None, True)
+    assert TrainerLimits.of(None, None) == (None, None, None, None, True)
 
 
 async def test_parameters_of_the_chat_template_do_not_make_another_tokenizer(lab):

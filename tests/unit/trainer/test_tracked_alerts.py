@@ -52,7 +52,7 @@ async def test_changes_come_in_order_and_not_those_before_there_was_a_tracker(la
 
 
 async def test_an_alert_that_was_not_yet_taken_comes_again_after_a_kill(lab, config, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.trainer.tracking._CLOSE_S", 0.05)
+    monkeypatch.setattr("lachesis.pipeline.trainer.tracking.CLOSE_S", 0.05)
     stuck = Recorder()
     async with lab.running(tracking(config, stuck), "trainer"):
         await lab.until(sent_up_to(config, 0))
