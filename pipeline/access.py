@@ -15,6 +15,7 @@ from typing import Final
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import (
     BUCKET,
+    CALLS,
     ENVIRONMENT,
     EVENTS,
     LEDGER,
@@ -215,6 +216,9 @@ def _services(scope: Scope) -> dict[str, Access]:
     def lease(env: str) -> tuple[str, str]:
         return ("governor", subjects.lease(run, env))
 
+    def take_up(env: str) -> tuple[str, str]:
+        return ("governor", subjects.take_up(run, env))
+
     report = subjects.state(run, "trainer", subjects.LIVE, scope.trainer)
     row = partial(service_access, scope)
     return {
@@ -228,13 +232,13 @@ def _services(scope: Scope) -> dict[str, Access]:
                 subjects.blob("logprobs", run),
             ),
             tells=(subjects.admission(run),),
-            serves=(subjects.lease(run),),
+            serves=(subjects.lease(run), subjects.take_up(run)),
             hears=everybody,
-            reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
+            reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER, CALLS),
             watches=(policy,),
             gets=(BUCKET, WEIGHTS),
             sets=(keys.RETENTION, keys.MARKS),
-            trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
+            trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER, CALLS),
             inspects=tuple(_durables(scope).values()),
         ),
         "batcher": row(
@@ -312,8 +316,8 @@ def _services(scope: Scope) -> dict[str, Access]:
         **{
             identity_of(ENVIRONMENT, env): row(
                 identity_of(ENVIRONMENT, env),
-                writes=(subjects.rollout(run, env), chunks(env)),
-                asks=(lease(env),),
+                writes=(subjects.rollout(run, env), chunks(env), subjects.call(run, env)),
+                asks=(lease(env), take_up(env)),
                 rereads=((ROLLOUTS, chunks(env)),),
                 watches=(policy, keys.curriculum(revision, env), policy_server),
                 sets=(keys.epoch(env), keys.held_out(env), keys.prompts(env)),

@@ -19,6 +19,15 @@ from lachesis.schemas.annotations import (
     TeacherEvent,
     TeacherLogprobs,
 )
+from lachesis.schemas.calls import (
+    GroupEnd,
+    GroupStart,
+    SessionCall,
+    SessionEnd,
+    TakeUpReply,
+    TakeUpRequest,
+    ToolResults,
+)
 from lachesis.schemas.codec import Event
 from lachesis.schemas.control import (
     AdmissionStatus,
@@ -182,6 +191,15 @@ CHANNELS: tuple[Channel, ...] = (
         "trainer",
     ),
     Channel(
+        "call",
+        subjects.call("{run}", "{env}"),
+        subjects.CALLS,
+        (SessionCall, ToolResults, SessionEnd, GroupStart, GroupEnd),
+        "The calls of conversations under way, each stored before its caller has the answer; the header "
+        "Lachesis-Call names the kind of a message and its group. Deleted once the group is a rollout.",
+        "environment",
+    ),
+    Channel(
         "lease",
         subjects.lease("{run}", "{env}"),
         None,
@@ -189,6 +207,15 @@ CHANNELS: tuple[Channel, ...] = (
         "Requests for the right to generate groups.",
         "environment",
         reply=LeaseReply,
+    ),
+    Channel(
+        "takeup",
+        subjects.take_up("{run}", "{env}"),
+        None,
+        (TakeUpRequest,),
+        "Requests for groups under way that were left behind, and for their calls.",
+        "environment",
+        reply=TakeUpReply,
     ),
     Channel(
         "admission",
@@ -240,6 +267,12 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Commit": {"delta": "msgpack"},
         "CurriculumSnapshot": {"weights": "float32"},
         "LedgerEntry": {"resolved": "bits"},
+        "SessionCall": {
+            "digest": "bytes",
+            "prompt": "int32",
+            "tokens": "int32",
+            "logprobs": "float32",
+        },
         "RolloutGroup": {"packed_messages": "zlib"},
         "Sequences": {
             "offsets": "int32",
@@ -251,6 +284,7 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "StatePart": {"data": "bytes"},
         "StateSnapshot": {"sha256": "bytes", "state": "msgpack"},
+        "StoredRecord": {"data": "msgpack"},
         "TeacherLogprobs": {
             "logprobs": "float32",
             "span_logprobs": "float32",

@@ -57,7 +57,7 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     governor that has started again can take the lease over. `lease` names an existing lease (renew, release).
     `policy_step`: the group exists already, made by that step of the policy; it gets no lease if it will be too old by
     the time it could be in a batch. `outdated_only`: the lease is wanted only if the group is too old for every batch
-    to come; it then takes no capacity.
+    to come; it then takes no capacity. `calls`: bytes of CALLS that its calls may take; 0: they are not recorded.
     """
 
     op: Literal["acquire", "renew", "release"]
@@ -68,6 +68,7 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     lease: str | None = None
     policy_step: Count | None = None
     outdated_only: bool = False
+    calls: Count = 0
 
     def check(self) -> None:
         if self.op == "acquire" and (self.sequences < 1 or self.bytes < 1):
@@ -85,7 +86,8 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     """`granted` false comes with the reason and with how long to wait before the next request, seconds.
 
     `never`: the request can never be granted, as the run is configured. `closed`: nothing at all is granted to the
-    environment now, however much room there is. `contended`: other environments request leases too.
+    environment now, however much room there is. `contended`: other environments request leases too. `left_behind`:
+    groups of the environment that a process may take up.
     """
 
     granted: bool
@@ -96,6 +98,7 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     never: bool = False
     closed: bool = False
     contended: bool = False
+    left_behind: Count = 0
 
 
 class AdmissionStatus(Event, frozen=True, kw_only=True):

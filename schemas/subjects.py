@@ -11,6 +11,7 @@ new, a bound in bytes and no maximum age:
               rl.replay.revision.<run>.<revision>.all              what that revision is
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
+    CALLS     rl.call.<run>.<env>                                  calls of conversations under way
 
 ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<env>.<name>.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "BLOB_KINDS",
     "BUCKET",
     "BUCKET_TEXT",
+    "CALLS",
     "ENVIRONMENT",
     "EVENTS",
     "LEDGER",
@@ -39,6 +41,7 @@ __all__ = [
     "admission",
     "blob",
     "bucket_name",
+    "call",
     "check_name",
     "durable",
     "event",
@@ -65,6 +68,7 @@ __all__ = [
     "state",
     "stream_name",
     "stream_subjects",
+    "take_up",
     "value_subject",
     "weights_chunks",
     "weights_heads",
@@ -77,6 +81,7 @@ REPLAY: Final = "REPLAY"
 TEACHER: Final = "TEACHER"
 LEDGER: Final = "LEDGER"
 WEIGHTS: Final = "WEIGHTS"
+CALLS: Final = "CALLS"
 BUCKET: Final = "KEYS"
 """The run's key-value bucket, where it is meant as one store among the streams."""
 
@@ -115,6 +120,11 @@ def weights_subjects(run: str) -> tuple[str, str]:
     return weights_heads(run), weights_chunks(run)
 
 
+def call(run: str, env: str = "*") -> str:
+    """Return where the calls of an environment's conversations are stored."""
+    return f"rl.call.{run}.{env}"
+
+
 def stream_subjects(run: str) -> dict[str, list[str]]:
     """Return by kind what the streams of `run` store."""
     return {
@@ -124,6 +134,7 @@ def stream_subjects(run: str) -> dict[str, list[str]]:
         TEACHER: [f"rl.logprobs.{run}.*.*", blob("logprobs", run)],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.*.*.*"],
         WEIGHTS: list(weights_subjects(run)),
+        CALLS: [call(run)],
     }
 
 
@@ -137,6 +148,7 @@ STREAM_TEXTS: Final = {
     TEACHER: "Lachesis: a teacher's logprobs of rollouts",
     LEDGER: "Lachesis: batches, outcomes of rollouts, reports of trainers, state of stages",
     WEIGHTS: "Lachesis: the newest weights, for inference servers without a shared folder; they expire by themselves",
+    CALLS: "Lachesis: calls of conversations under way; they are deleted once their group is a rollout",
 }
 """What each stream holds, as the server's own tools show it."""
 
@@ -238,7 +250,8 @@ def marks(run: str) -> str:
 def fillers(run: str) -> dict[str, str]:
     """Return by stream the subject of what a recovery stores in place of lost messages.
 
-    WEIGHTS needs none: every reader of weights compares their digest.
+    WEIGHTS needs none: every reader of weights compares their digest. Nor does CALLS: a call that is missing is made
+    again.
     """
     return {
         ROLLOUTS: blob("rollout", run, "lost", "recovery"),
@@ -255,6 +268,11 @@ def lease(run: str, env: str = "*") -> str:
     Each environment has its own, so that none takes another's leases.
     """
     return f"rl.lease.{run}.{env}"
+
+
+def take_up(run: str, env: str = "*") -> str:
+    """Request/reply subject of the governor for groups that were left behind; one for each environment."""
+    return f"rl.takeup.{run}.{env}"
 
 
 def admission(run: str) -> str:

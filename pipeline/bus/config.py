@@ -9,7 +9,7 @@ from lachesis.pipeline.bus.addresses import check_addresses, split_addresses
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import Address, FilePath
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER, WEIGHTS
+from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER, WEIGHTS
 
 __all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
@@ -20,6 +20,7 @@ _DEFAULT_BUDGETS = {
     REPLAY: 256 * _MIB,
     TEACHER: 512 * _MIB,
     LEDGER: 1 * _GIB,
+    CALLS: 256 * _MIB,
 }
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INBOX = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*", re.ASCII)
@@ -40,6 +41,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ledger_bytes: int | None = None
     """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams. Default None:
     1 GiB."""
+    calls_bytes: int | None = None
+    """Budget of CALLS, bytes: the conversations under way in environments that record their calls, and those of the
+    last seconds. Default None: 256 MiB."""
     weights_bytes: int = 1 << 20
     """Budget of WEIGHTS, bytes, which weights.transport nats alone fills: three times what the weights take is ample, a
     little more than once is the least. Older versions make room for newer ones. Default 1 MiB: nothing is stored."""
@@ -71,6 +75,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             REPLAY: self.replay_bytes,
             TEACHER: self.teacher_bytes,
             LEDGER: self.ledger_bytes,
+            CALLS: self.calls_bytes,
             WEIGHTS: self.weights_bytes,
         }
         return {stream: size for stream, size in named.items() if size is not None}

@@ -119,6 +119,7 @@ def _loss(stream: str, first: int, last: int) -> str:
         "LEDGER": "entries of the ledger or states; batches are formed again",
         "REPLAY": "scores of re-scored history",
         "WEIGHTS": "published weights; the trainer publishes again",
+        "CALLS": "calls of conversations under way; those conversations begin again",
         "KEYS": "the newest values of the bucket's keys; those before them hold until their writers store others",
     }[stream]
     return f"{stream}, sequences {first} to {last} ({last + 1 - first}): {what}"

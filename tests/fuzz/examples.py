@@ -22,6 +22,16 @@ from lachesis.schemas.annotations import (
     TeacherLogprobs,
     TeacherPointer,
 )
+from lachesis.schemas.calls import (
+    GroupEnd,
+    GroupStart,
+    SessionCall,
+    SessionEnd,
+    StoredRecord,
+    TakeUpReply,
+    TakeUpRequest,
+    ToolResults,
+)
 from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.control import (
@@ -237,6 +247,26 @@ EXAMPLES: list[Event] = [
         stage="curriculum", index=1, covers=2, cursors={}, state=b"", parts=[1, 2], slot=1, sha256=b"0" * 32
     ),
     StatePart(stage="curriculum", index=1, data=b"\x80"),
+    GroupStart(
+        run="r", env="sums", group=GROUP, life=2, producer="p", epoch=1, counter=0, item="7", samples=2,
+        tokenizer_hash="tok", started_ns=1, lease="1-ab.1", fruitless=1,
+        dispatch=Dispatch(index=3, snapshot_id="1-ab", probability=0.25),
+        claim=EpochClaim(epoch=1, place=1, holder="p", life=1, since_ns=1),
+    ),
+    SessionCall(
+        group=GROUP, life=2, session="0.0", index=1, parent=0, digest=b"12345678", prompt=as_bytes([1, 2], "int32"),
+        tokens=as_bytes([3, 4], "int32"), logprobs=as_bytes([-0.5, -1.0], "float32"), versions=[(0, POLICY)],
+        finish_reason="stop", text="a", seconds=0.5,
+        columns={"routed_experts": Column(dtype="int16", data=bytes(8), width=2)},
+    ),
+    ToolResults(group=GROUP, life=2, session="0.0", index=1, results=["2"], seconds=0.5),
+    SessionEnd(
+        group=GROUP, life=2, session="0.0", sample=0, finish_reason="tool", rewards={"environment": 1.0}, calls=[0, 1],
+        messages=[Message(role="user", content="q")], thought_calls=1, diverged="call 1",
+    ),
+    GroupEnd(group=GROUP, life=2, outcome="abandoned", reason="why", lost_s=1.5),
+    TakeUpRequest(env="sums", producer="p", life=2, group=GROUP, after=3),
+    TakeUpReply(group=GROUP, records=[StoredRecord(seq=4, kind="end", data=b"\x80")], more=True),
     Heartbeat(
         host="h", schema_version=1,
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lachesis.schemas import (
     alerts,
     annotations,
+    calls,
     columns,
     control,
     ledger,
@@ -34,7 +35,7 @@ def test_the_catalog_covers_every_stream_exactly() -> None:
 def test_every_event_is_in_the_catalog() -> None:
     listed = {event for channel in CHANNELS for event in (*channel.events, channel.reply)}
     listed |= {event for events in KEY_EVENTS.values() for event in events}
-    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout, store_marks, weights)
+    modules = (alerts, annotations, calls, control, ledger, promotion, replay, retention, rollout, store_marks, weights)
     public = {getattr(module, name) for module in modules for name in module.__all__}
     events = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)}
     assert events == listed - {None}
@@ -42,7 +43,7 @@ def test_every_event_is_in_the_catalog() -> None:
 
 
 def test_every_binary_field_is_described() -> None:
-    modules = (alerts, annotations, columns, control, ledger, rollout, weights)
+    modules = (alerts, annotations, calls, columns, control, ledger, rollout, weights)
     found: dict[str, set[str]] = {}
     for kind in {getattr(module, name) for module in modules for name in module.__all__}:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

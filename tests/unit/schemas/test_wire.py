@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, TeacherLogprobs
+from lachesis.schemas.calls import GroupEnd, GroupStart, SessionCall, SessionEnd, TakeUpReply, ToolResults
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.columns import Column, as_bytes, pack_mask, unpack_mask, view
 from lachesis.schemas.control import (
@@ -30,7 +31,7 @@ from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSp
 VERSION = str(PolicyVersion(12, "a1b2c3d4", "0123456789abcdef"))
 KINDS: list[type[Event]] = [
     RolloutGroup, ScoreEvent, TeacherLogprobs, CurriculumSnapshot, Heartbeat, LeaseReply, LeaseRequest, PolicyRecord,
-    LedgerEntry, TrainReport,
+    LedgerEntry, TrainReport, GroupStart, SessionCall, SessionEnd, ToolResults, GroupEnd, TakeUpReply,
 ]  # fmt: skip
 
 
