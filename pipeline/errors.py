@@ -19,6 +19,7 @@ __all__ = [
     "InfrastructureError",
     "LedgerError",
     "NotFoundError",
+    "NotResumableError",
     "OutOfMemoryError",
     "PermissionDeniedError",
     "PolicyMovedError",
@@ -70,6 +71,10 @@ class RaterUnavailable(InfrastructureError):  # noqa: N818 - the public name: a 
 class ServerAwayError(InfrastructureError):
     """Raised when a server could not be reached, or broke off, for a reason that no answer of a model can have caused:
     no process listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
+
+
+class NotResumableError(InfrastructureError):
+    """Raised when a conversation cannot go on from its record; nothing that the model said is the cause."""
 
 
 class UnreadableAnswerError(InfrastructureError):

@@ -3,7 +3,8 @@
 Each is stored before its caller has the answer.
 
 All lie on `subjects.call` in the order in which they happened, between the `GroupStart` of their group and its
-`GroupEnd`. The header `CALL_HEADER` says what a message holds, so that it need not be decoded for that. A process gets the records of a group that another life has left behind from the governor (`TakeUpRequest`), and goes on.
+`GroupEnd`. The header `CALL_HEADER` says what a message holds, so that it need not be decoded for that. A process gets
+the records of a group that another life has left behind from the governor (`TakeUpRequest`), and goes on.
 """
 
 from typing import Annotated, Final, Literal, NamedTuple, Self
@@ -47,19 +48,19 @@ _DIGEST_BYTES: Final = (8, 64)
 
 
 class CallKey(NamedTuple):
-    """What the header says: the kind of a message and its group; of a start also the producer at work, its life and its
+    """What the header says: the kind of a message and its group; of a start also the process at work, its life and its
     lease."""
 
     kind: RecordKind
     group: str
-    producer: str | None = None
+    holder: str | None = None
     life: int = 0
     lease: str | None = None
 
     def pack(self) -> str:
         if self.kind != "start":
             return f"{self.kind} {self.group}"
-        return f"start {self.group} {self.producer} {self.life} {self.lease or '-'}"
+        return f"start {self.group} {self.holder} {self.life} {self.lease or '-'}"
 
     @classmethod
     def unpack(cls, header: str | None) -> Self:
@@ -70,10 +71,10 @@ class CallKey(NamedTuple):
             raise SchemaError(f"{CALL_HEADER}: {header!r:.80} is not a kind of record and a group")
         if not words:
             return cls(kind, group)  # type: ignore[arg-type]  # it is one of the kinds
-        producer, life, lease = words
-        if not (is_word(producer) and life.isascii() and life.isdecimal() and len(life) < 20 and lease):
-            raise SchemaError(f"{CALL_HEADER}: {header!r:.80} names no producer, life and lease")
-        return cls("start", group, producer, int(life), None if lease == "-" else lease)
+        holder, life, lease = words
+        if not (is_word(holder) and life.isascii() and life.isdecimal() and len(life) < 20 and lease):
+            raise SchemaError(f"{CALL_HEADER}: {header!r:.80} names no holder, life and lease")
+        return cls("start", group, holder, int(life), None if lease == "-" else lease)
 
 
 class _Record(Event, frozen=True, kw_only=True):
@@ -91,13 +92,15 @@ class _Record(Event, frozen=True, kw_only=True):
 class GroupStart(_Record, frozen=True, kw_only=True):
     """A process begins to work on a group, or goes on where another life left it; stored before any call of it.
 
-    `producer`, `epoch` and `counter` are those that the rollout will have, whichever life publishes it, as it will have
-    the id `group`. `item` names the task and `dispatch` its index and why it was drawn; None: tasks have no index.
-    `claim` is the place of the epoch that the group is for. `fruitless`: how many starts in a row have added no call.
+    `holder` is the process, in its `life` of that number. `producer`, `epoch` and `counter` are those that the rollout
+    will have, whichever life publishes it, as it will have the id `group`. `item` names the task and `dispatch` its
+    index and why it was drawn; None: tasks have no index. `claim` is the place of the epoch that the group is for.
+    `fruitless`: how many starts in a row have added no record.
     """
 
     run: str
     env: str
+    holder: str
     producer: str
     epoch: Count
     counter: Count
@@ -112,7 +115,7 @@ class GroupStart(_Record, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        for name, text in (("producer", self.producer), ("lease", self.lease)):
+        for name, text in (("holder", self.holder), ("producer", self.producer), ("lease", self.lease)):
             if text is not None and not is_word(text):
                 raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
 
@@ -169,11 +172,14 @@ class SessionCall(_Record, frozen=True, kw_only=True):
 
 
 class ToolResults(_Record, frozen=True, kw_only=True):
-    """What the tools answered that the call `index` of a session has called, in the order of the calls."""
+    """What the tools answered that the call `index` of a session has called, in the order of the calls.
+
+    None: of a tool that may run again.
+    """
 
     session: str
     index: Count
-    results: list[str]
+    results: list[str | None]
     seconds: Seconds = 0.0
 
     def check(self) -> None:
@@ -222,14 +228,14 @@ class TakeUpRequest(Event, frozen=True, kw_only=True):
     """
 
     env: str
-    producer: str
+    holder: str
     life: Count
     group: str | None = None
     after: Count = 0
 
     def check(self) -> None:
-        if not is_word(self.producer):
-            raise SchemaError(f"producer: {self.producer[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
+        if not is_word(self.holder):
+            raise SchemaError(f"holder: {self.holder[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
 
 
 class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ _DEFAULT_BUDGETS = {
     REPLAY: 256 * _MIB,
     TEACHER: 512 * _MIB,
     LEDGER: 1 * _GIB,
-    CALLS: 256 * _MIB,
+    CALLS: 512 * _MIB,
 }
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INBOX = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*", re.ASCII)
@@ -43,7 +43,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     1 GiB."""
     calls_bytes: int | None = None
     """Budget of CALLS, bytes: the conversations under way in environments that record their calls, and those of the
-    last seconds. Default None: 256 MiB."""
+    last seconds. Default None: 512 MiB."""
     weights_bytes: int = 1 << 20
     """Budget of WEIGHTS, bytes, which weights.transport nats alone fills: three times what the weights take is ample, a
     little more than once is the least. Older versions make room for newer ones. Default 1 MiB: nothing is stored."""

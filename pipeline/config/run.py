@@ -56,6 +56,9 @@ _BYTES_PER_TOKEN = 16
 _BYTES_PER_SAMPLE = 4096
 """The rest of a sample."""
 
+_BYTES_OF_RECORDS = 32 << 10
+"""The rest of a sample's recorded calls."""
+
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
@@ -114,11 +117,27 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     fewest_samples: PositiveInt = 2
     """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
 
+    record: Literal["auto", "always", "never"] = "auto"
+    """Whether each answer of the model, and each result of a tool, is stored before the conversation goes on, so that
+    it goes on where it was after its process, its inference server or the broker was killed. auto: where a conversation
+    may have several turns; one of a single turn has nothing to go on from. Default auto."""
+    diverged: Literal["sample", "give_up"] = "sample"
+    """What to do where a recorded conversation asks something else when it runs again, as one that looks at the clock
+    may. sample: the request is sampled, and the group's metadata name it. give_up: the sample is lost, as one whose
+    server went away (`lost_samples`). Default sample."""
+
     @property
     def largest_bytes(self) -> int:
         """Most that a group may weigh, bytes: what its lease reserves."""
         per_token = _BYTES_PER_TOKEN + self.column_bytes
         return self.samples * (self.longest_tokens * per_token + _BYTES_PER_SAMPLE) + self.attachment_bytes
+
+    @property
+    def calls_bytes(self) -> int:
+        """What the recorded calls of a group may take, bytes: its tokens, and its texts once in answers and once more
+        in what its tools said and in the conversation.
+        """
+        return 2 * self.largest_bytes + self.samples * _BYTES_OF_RECORDS
 
     @property
     def is_foreign(self) -> bool:

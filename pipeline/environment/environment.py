@@ -6,6 +6,8 @@ are the session's work. What may fail, and what then happens:
 
 - inference, or a tool that raises InfrastructureError: retried, then the whole group is abandoned; never a reward.
 - the model's own mistakes (a malformed tool call, say): answered in words; raise ToolError for yours.
+- a kill of the process: where calls are recorded (`environments.NAME.record`), the next process runs `rollout` again,
+  and the conversation goes on where it was.
 - a bug (any other exception): the sample is left out of its group, with the traceback and its transcript in the
   group's metadata; when fewer than two samples are left, collection raises EnvironmentCodeError. A bug is never a
   reward of zero.
@@ -50,6 +52,9 @@ class Environment:
     `turn_timeout_s`."""
     rollout_timeout_s: float = 900.0
     """Seconds a whole sample may take; longer counts as infrastructure."""
+    resumable: bool = True
+    """Whether a conversation can go on after its process was killed: `rollout` runs again, recorded answers and results
+    of tools are given to it again. False where what it did outside cannot be done again or left undone."""
     success_threshold: float = 1.0
     """A score from here on is a success, for pass rates and the curriculum."""
 
@@ -95,7 +100,8 @@ class Environment:
     ) -> Sequence[Message | str] | Awaitable[Sequence[Message | str]]:
         """Return the messages that answer a turn; none ends the sample. Default: run the called tools."""
         tools = self.tools
-        return run_tools(tools, ParsedCalls(reply.tool_calls, reply.tool_errors), self.tool_timeout_s) if tools else []
+        calls = ParsedCalls(reply.tool_calls, reply.tool_errors)
+        return run_tools(tools, calls, self.tool_timeout_s, session.tool_record) if tools else []
 
     def reward(self, task: Task, session: Session) -> Reward | Awaitable[Reward]:
         """Return the finished sample's reward, or several by name; None means that it is unknown.

@@ -88,6 +88,16 @@ class EpochOrder:
         new = EpochClaim(epoch=epoch, place=place, holder=claimer.holder, life=claimer.life, since_ns=now_ns)
         return record.replace(epoch=epoch, next=place + 1, claims=[*record.claims, new]), new
 
+    def take_over(
+        self, record: EpochRecord, claim: EpochClaim, claimer: Claimer, now_ns: int
+    ) -> tuple[EpochRecord, EpochClaim | None]:
+        """Make the claim of a place this process's, whoever holds it. None: its group is stored."""
+        for i, one in enumerate(record.claims):
+            if one.key == claim.key:
+                taken = msgspec.structs.replace(one, holder=claimer.holder, life=claimer.life, since_ns=now_ns)
+                return record.replace(claims=[*record.claims[:i], *record.claims[i + 1 :], taken]), taken
+        return record, None
+
     def settle(self, record: EpochRecord, claim: EpochClaim) -> EpochRecord:
         """End the claims of a place once its group is stored, whichever process holds them."""
         return record.replace(claims=[one for one in record.claims if one.key != claim.key])

@@ -50,6 +50,17 @@ class EpochClaims:
         self._service.vitals.metrics[f"environment/{self._env}/epoch"] = claim.epoch + claim.place / len(self.order)
         return claim
 
+    async def take_over(self, claim: EpochClaim) -> EpochClaim | None:
+        """Claim the place of a group that another life began; None: its group is stored."""
+        async with self._lock:
+            taken = await self._change(
+                "take over an item of the epoch",
+                lambda record: self.order.take_over(record, claim, self._claimer, time.time_ns()),
+            )
+            if taken is not None:
+                self._at_work.add(taken.key)
+        return taken
+
     async def settle(self, claim: EpochClaim) -> None:
         """End a claim whose group is stored."""
         async with self._lock:

@@ -152,6 +152,11 @@ class InferenceRequests:
         self._inference = inference
         self._config = config
 
+    @property
+    def template(self) -> Mapping[str, Any]:
+        """The parameters of the chat template."""
+        return self._config.chat_template_kwargs
+
     async def tokenize(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, the generation prompt included."""
         chat = [as_chat(message) for message in messages]

@@ -39,27 +39,52 @@ class ProducerLeases:
         self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
+        self.left_behind = 0
+        """Groups of the environment that a process may take up, as the last granted request was answered."""
         self.is_contended = False
         """Whether other environments requested leases too when the last request was answered."""
         self.renew_s = _FIRST_PAUSE_S
         """Seconds between two renewals; few until the lifetime of a lease is known."""
 
-    async def acquire(self, sequences: int, size: int) -> str | None:
-        """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
+    async def acquire(self, sequences: int, size: int, calls: int = 0) -> str | None:
+        """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains.
+
+        `calls`: bytes that its calls may take.
+        """
         while not self._service.draining.is_set():
-            lease, retry_s = await self.request_lease(sequences, size)
+            lease, retry_s = await self.request_lease(sequences, size, calls)
             if lease is not None:
                 return lease
             with anyio.move_on_after(retry_s):
                 await self._service.draining.wait()
         return None
 
+    async def adopt(self, lease: str, sequences: int, size: int, calls: int) -> bool:
+        """Renew the lease of a process that this one replaces, and hold it; False: it has ended."""
+        request = LeaseRequest(
+            op="renew",
+            producer=self._producer,
+            env=self._env,
+            lease=lease,
+            sequences=sequences,
+            bytes=size,
+            calls=calls,
+        )
+        try:
+            reply = await self._request(request)
+        except InfrastructureError:
+            return False
+        if reply.granted:
+            self._held[lease] = request
+            self._write_note()
+        return reply.granted
+
     async def request_lease(
-        self, sequences: int, size: int, *, policy_step: int | None = None, outdated_only: bool = False
+        self, sequences: int, size: int, calls: int = 0, *, policy_step: int | None = None, outdated_only: bool = False
     ) -> tuple[str | None, float]:
         """Send one request; return the lease, or None and the seconds after which to retry.
 
-        `policy_step` and `outdated_only`: see `LeaseRequest`.
+        `calls`, `policy_step` and `outdated_only`: see `LeaseRequest`.
         """
         request = LeaseRequest(
             op="acquire",
@@ -69,6 +94,7 @@ class ProducerLeases:
             bytes=size,
             policy_step=policy_step,
             outdated_only=outdated_only,
+            calls=calls,
         )
         try:
             reply = await self._request(request)
@@ -77,6 +103,7 @@ class ProducerLeases:
             return None, _DEFAULT_RETRY_S
         self.is_closed, self.is_contended = reply.closed, reply.contended
         if reply.granted and reply.lease is not None:
+            self.left_behind = reply.left_behind
             if self._service.draining.is_set():
                 await self.release(reply.lease)
                 return None, _DEFAULT_RETRY_S

@@ -33,7 +33,14 @@ from lachesis.pipeline.environment.group_environment import GeneratedGroup, Grou
 from lachesis.pipeline.environment.inference import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn
-from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError, ToolError
+from lachesis.pipeline.environment.session_calls import GroupCalls
+from lachesis.pipeline.errors import (
+    EnvironmentCodeError,
+    InfrastructureError,
+    NotResumableError,
+    ServerAwayError,
+    ToolError,
+)
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
@@ -106,12 +113,15 @@ async def collect_group(
     report: Callable[[RetryWait], None] | None = None,
     report_stuck: Callable[[str], None] | None = None,
     report_request: Callable[[int], None] | None = None,
+    calls: GroupCalls | None = None,
 ) -> GroupDraft:
     """Let the model work `n` times on `task`.
 
     `group` is the id of the group to be, a new one where it is None. `report` is called before a request is repeated;
     without it, that is logged. `report_stuck` is called where a rollout goes on after its time limit: it waits for a
     thread that cannot be cancelled. `report_request` is called with 1 where a request begins, with -1 where it ends.
+    `calls`: the recorded calls of the group, with which it goes on, and to which further ones are added; None: they are
+    not recorded.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
     when the server refuses the request or the task cannot be used, EnvironmentCodeError when the environment's bugs
@@ -141,16 +151,16 @@ async def collect_group(
             metadata={**await _opening(requests, made.sessions), **made.metadata},
         )
     requests = InferenceRequests(inference, config, report, report_request=report_request)
-    collected = _GroupSamples(env, task, requests, sampling, report_stuck)
+    collected = _GroupSamples(env, task, requests, sampling, report_stuck=report_stuck, calls=calls)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
         for _ in range(_MAX_REFILLS):
-            if collected.lost and collected.rewards:  # if all samples are lost, the server is unavailable
+            if collected.lost and (collected.rewards or not collected.is_server_away):
                 await collected.generate(sorted(collected.lost), keep_lost=True)
     fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
     if collected.lost and len(collected.rewards) < fewest:
-        raise next(iter(collected.lost.values()))
+        raise min(collected.lost.values(), key=lambda error: not isinstance(error, ServerAwayError))
     failures = collected.failures()
     if len(collected.rewards) < min(2, n):
         raise EnvironmentCodeError(
@@ -204,28 +214,33 @@ class _GroupSamples:
         task: Task,
         requests: InferenceRequests,
         sampling: SamplingParams,
+        *,
         report_stuck: Callable[[str], None] | None = None,
+        calls: GroupCalls | None = None,
     ) -> None:
         self.sessions: dict[int, Session] = {}
         self.rewards: dict[int, dict[str, float | None]] = {}
         self.bugs: dict[int, Exception] = {}
-        self.lost: dict[int, ServerAwayError] = {}
+        self.lost: dict[int, ServerAwayError | NotResumableError] = {}
         self._env = env
         self._task = task
         self._requests = requests
         self._sampling = sampling
         self._report_stuck = report_stuck
+        self._calls = calls
         self._rounds = 0
 
     async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
-        """Let the model work on each of `samples` again. Without `keep_lost` a lost one is raised as any other
-        error.
+        """Let the model work on each of `samples` again, from where it is recorded. Without `keep_lost` a lost one is
+        raised as any other error.
         """
         sampling = self._sampling
         if self._rounds:  # a seeded group must not draw again what it has
             sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
         self._rounds += 1
-        opening = SharedFirstTurn(self._requests, self._task.messages, samples, sampling)
+        calls = self._calls
+        fresh = [sample for sample in samples if calls is None or not calls.has_calls(sample)]
+        opening = SharedFirstTurn(self._requests, self._task.messages, fresh, sampling)
 
         async def one(sample: int) -> None:
             session = self.sessions[sample] = Session(
@@ -235,19 +250,28 @@ class _GroupSamples:
                 requests=self._requests,
                 sampling=sampling,
                 max_turns=self._env.max_turns,
+                calls=None if calls is None else calls.open(sample),
             )
             self.lost.pop(sample, None)
+            done = None if calls is None else calls.finished(sample)
+            if done is not None:
+                session.restore(*done)
+                self.rewards[sample] = done[0].rewards
+                return
             try:
                 outcome = await _collect_sample(self._env, self._task, session)
-            except ServerAwayError as error:
+            except (ServerAwayError, NotResumableError) as error:
                 if not keep_lost or session.failure is not error:
                     raise  # raised by a tool, say, which the model called
                 self.lost[sample] = error
+                if calls is not None and isinstance(error, NotResumableError):
+                    calls.give_up(sample)
             else:
                 if isinstance(outcome, Exception):
                     log_failure(f"{type(self._env).__name__}, item {self._task.item!r}, sample {sample}", outcome)
                     self.bugs[sample] = outcome
                 else:
+                    await session.end(outcome)
                     self.rewards[sample] = outcome
 
         try:
@@ -258,6 +282,11 @@ class _GroupSamples:
                         tasks.start_soon(one, sample)
         except ExceptionGroup as errors:
             raise deciding_error(errors) from errors
+
+    @property
+    def is_server_away(self) -> bool:
+        """Whether the server, and not their record, is why samples are lost; if all are, it is unavailable."""
+        return all(isinstance(error, ServerAwayError) for error in self.lost.values())
 
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""
@@ -363,8 +392,9 @@ def build_group(
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
     `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
-    away from some, and `thought_calls` (by sample) where tool calls were only thought of or shown. Raises
-    SchemaError, for one when the server's weight versions are not policy versions.
+    away from some, `thought_calls` (by sample) where tool calls were only thought of or shown, and `diverged` (by
+    sample) where a conversation asked something else after a kill than before it. Raises SchemaError, for one when the
+    server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []
@@ -382,6 +412,9 @@ def build_group(
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
     if any(session.thought_calls for session in draft.sessions):
         notes["thought_calls"] = [session.thought_calls for session in draft.sessions]
+    diverged = {session.sample: session.diverged for session in draft.sessions if session.diverged is not None}
+    if diverged:
+        notes["diverged"] = {str(sample): text for sample, text in diverged.items()}
     if draft.lost:
         kept = {session.sample for session in draft.sessions}
         notes["lost_samples"] = {

@@ -1,11 +1,13 @@
 """Keeps a session: one sample's conversation, and its training sequence.
 
 The environment calls `generate` and `add`; the session keeps tokens, loss mask, logprobs and version spans of the
-sequence so far. Only this file guarantees that the mask is true exactly on tokens the model generated (its stop tokens
-included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a failed
-request is remembered, so that an environment that swallows the exception still yields no rollout.
+sequence so far. Where calls are recorded, a request that is recorded gets its recorded answer. Only this file
+guarantees that the mask is true exactly on tokens the model generated (its stop tokens included), that generated text
+is never tokenised again, that a sequence ends with a generated token, and that a failed request is remembered, so that
+an environment that swallows the exception still yields no rollout.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed, joined_experts
+from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
 from lachesis.pipeline.environment.template import render_turn
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.inference.client import GeneratedSample
@@ -26,6 +29,8 @@ from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
+from lachesis.pipeline.telemetry.recorder import traced
+from lachesis.schemas.calls import SessionCall, SessionEnd
 from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall
 
@@ -69,6 +74,9 @@ class SharedFirstTurn:
         self._generations: list[GeneratedSample] = []
         self._failure: LachesisError | None = None
 
+    def __contains__(self, sample: int) -> bool:
+        return sample in self._samples
+
     async def sample(self, sample: int) -> tuple[list[int], GeneratedSample]:
         """Return the prompt's ids and the sample's generation; the first caller requests all of them."""
         async with self._lock:
@@ -99,7 +107,9 @@ class Session:
         requests: InferenceRequests,
         sampling: SamplingParams,
         max_turns: int,
+        calls: SessionCalls | None = None,
     ) -> None:
+        """`calls`: those recorded of the sample, to which further ones are added; None: they are not recorded."""
         self.task = task
         self.sample = sample
         self.messages = task.messages
@@ -119,6 +129,7 @@ class Session:
         self._opening = opening
         self._first: list[Message] = []
         self._answered = 0
+        self._calls = calls
 
     @classmethod
     def of_group(cls, task: Task, sample: int, requests: InferenceRequests, sampling: SamplingParams) -> "Session":
@@ -135,6 +146,21 @@ class Session:
     def thought_calls(self) -> int:
         """Tool calls of all turns that the model only thought of or showed, and that were not run."""
         return sum(reply.thought_calls for reply in self.replies)
+
+    @property
+    def diverged(self) -> str | None:
+        """Where a conversation that went on after a kill asked something else than before it; None: nowhere."""
+        return None if self._calls is None else self._calls.diverged
+
+    @property
+    def calls(self) -> SessionCalls | None:
+        """The recorded calls, for code that holds the conversation itself; None: they are not recorded."""
+        return self._calls
+
+    @property
+    def tool_record(self) -> "Session | None":
+        """What keeps the results of tools; None: calls are not recorded."""
+        return None if self._calls is None else self
 
     @property
     def turns_left(self) -> int:
@@ -180,9 +206,61 @@ class Session:
         self._answered = len(self.messages)
         return reply
 
+    def tool_results(self) -> list[str | None] | None:
+        """See `ToolRecord`."""
+        return None if self._calls is None else self._calls.tool_results()
+
+    def check_may_run(self, tool: str) -> None:
+        """See `ToolRecord`; the sample is lost then."""
+        try:
+            if self._calls is not None:
+                self._calls.check_may_run(tool)
+        except LachesisError as error:
+            self.failure = error
+            raise
+
+    async def store_tools(self, results: list[str | None], seconds: float) -> None:
+        """See `ToolRecord`."""
+        if self._calls is not None:
+            await self._calls.store_tools(results, seconds)
+
+    async def end(self, rewards: dict[str, float | None]) -> None:
+        """Record that the sample is finished, if its calls are."""
+        if self._calls is not None:
+            await self._calls.end(self.sample, rewards, self.finish_reason, self.messages, self.thought_calls)
+
+    def restore(self, end: SessionEnd, calls: Sequence[SessionCall]) -> None:
+        """Become what the session was when it ended; nothing of it runs again."""
+        for call in calls:
+            prompt, turn = recorded_turn(call, self.routed_experts)
+            self._put(prompt)
+            self._append(turn)
+            self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
+        self.replies[-1] = msgspec.structs.replace(self.replies[-1], thought_calls=end.thought_calls)
+        self.messages = list(end.messages)
+        self.finish_reason = end.finish_reason
+
     async def _turn(self) -> ModelTurn:
+        """Return the next turn: the recorded one, or a new one, which is recorded before it is returned."""
+        if self._calls is None:
+            return await self._sampled_turn()
+        added = self.messages[self._answered :] if self.replies else self.messages
+        digest = self._calls.digest(added, self._sampling, self._requests.template)
+        call = self._calls.answer(digest)
+        if call is not None:
+            self._first = self._first or list(self.messages)
+            with traced(f"recorded call {call.index}"):
+                prompt, turn = recorded_turn(call, self.routed_experts)
+            self._put(prompt)
+            return turn
+        start, begin_s = len(self.tokens), time.monotonic()
+        turn = await self._sampled_turn()
+        await self._calls.store(self.tokens[start:], turn, time.monotonic() - begin_s, self.routed_experts)
+        return turn
+
+    async def _sampled_turn(self) -> ModelTurn:
         requests, sampling = self._requests, self._sampling
-        if not self.replies and self.messages == self._opening.messages:
+        if not self.replies and self.sample in self._opening and self.messages == self._opening.messages:
             self._first = list(self.messages)
             prompt_ids, generation = await self._opening.sample(self.sample)
             turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))

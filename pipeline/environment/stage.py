@@ -3,7 +3,8 @@
 Guarantees: no inference without a lease; a task held out for evaluation is never drawn, whatever the curriculum says; a
 group is published once, under its own id and counter, and storing it settles its lease; a group that infrastructure
 failed is abandoned and its lease given back, and so is a group that outgrew its lease, so that stored groups never
-exceed what was granted. With the strategy `epoch`, items are claimed in the epoch's order instead of drawn; their
+exceed what was granted. Where calls are recorded, groups that a killed process left behind are taken up before any task
+is drawn (`left_groups`). With the strategy `epoch`, items are claimed in the epoch's order instead of drawn; their
 groups bear the item's place in it as counter, so that the ledger takes one of each.
 """
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.calls.recorder import CallRecorder
 from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
@@ -38,6 +40,7 @@ from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.held_out import settle_held_out
 from lachesis.pipeline.environment.leases import ProducerLeases
+from lachesis.pipeline.environment.left_groups import Draw, LeftGroups, records_calls
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
@@ -49,6 +52,7 @@ from lachesis.pipeline.errors import (
     GroupDeclinedError,
     InfrastructureError,
     PromptTooLongError,
+    ServerAwayError,
     StreamFullError,
 )
 from lachesis.pipeline.inference.client import InferenceClient
@@ -63,12 +67,13 @@ from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.schemas import keys, subjects
+from lachesis.schemas.calls import GroupStart
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, VersionError
 from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
-from lachesis.schemas.rollout import Dispatch, RolloutGroup
+from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["SingleGroup", "run_environment", "run_environments"]
 
@@ -78,6 +83,8 @@ MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _CANCELLED_S = 10.0
 """Seconds after which a group that was cancelled waits for a thread."""
+_PATIENCE_S = 15.0
+"""Longest wait for a lease of a group that was taken up; it is offered to other processes after twice as long."""
 _CLAIM_TTL_ROLLOUTS = 4.0
 """Times the longest rollout, after which another process takes over the claim of one that does not come back."""
 _PLAIN_BYTES_PER_TOKEN = 8
@@ -89,13 +96,6 @@ class SingleGroup(NamedTuple):
 
     task: int
     seed: int
-
-
-class _Draw(NamedTuple):
-    item: int
-    snapshot_id: str
-    probability: float
-    claim: EpochClaim | None = None
 
 
 def _now_s() -> float:
@@ -229,6 +229,11 @@ class _Producer:
         self.rng = np.random.default_rng([seed, self.epoch])
         self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
         self.sampler = self._sampler()
+        self.left: LeftGroups | None = None
+        """What a killed process has left behind; None: calls are not recorded."""
+        if single is None and records_calls(name, env, settings):
+            claimer = Claimer(self.id, self.epoch)
+            self.left = LeftGroups(service, name, env, settings, claimer, held_out=held_out, task=self._task)
         self.limits = TrainerLimits(reads=None)
         self.collect = CollectConfig(
             request_timeout_s=settings.timeout_s,
@@ -323,18 +328,46 @@ class _Producer:
         if self.guard.problem is not None and self.single is None:
             async with self.service.until_drained():
                 await self.compare_server()
-        return await self.leases.acquire(self.settings.samples, self.largest)
+        calls = 0 if self.left is None else self.settings.calls_bytes
+        lease = await self.leases.acquire(self.settings.samples, self.largest, calls)
+        if self.left is not None:
+            self.left.may_be |= self.leases.left_behind > 0
+        return lease
 
     async def work(self) -> None:
         """Make one group after another until the service drains."""
-        while (lease := await self._acquire()) is not None:
+        while not self.service.draining.is_set():
+            left = await self._left_behind()
+            lease = await (self._acquire() if left is None else self._take_over_lease(left))
+            if lease is None:
+                continue  # draining, or there was no room for the group that was left behind
             with self.service.vitals.working(1):
-                draw = await self._draw()
+                draw = left or await self._draw()
                 made = None if draw is None else await self._generate(lease, draw)
-                if draw is not None and made is not None and await self._publish(*made, draw.claim):
+                if draw is not None and made is not None and await self._publish(made, draw.claim):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
+
+    async def _left_behind(self) -> Draw | None:
+        """Return a group that another life has left behind, None without any."""
+        if self.left is None:
+            return None
+        return await self.left.take_up(self.claims, self.guard.tokenizer_hash(self.settings.chat_template_kwargs))
+
+    async def _take_over_lease(self, draw: Draw) -> str | None:
+        """Return a lease for a group that is gone on with: that which it has, if it is still held, else a new one.
+
+        None: there is no room yet, or the service drains; then the group is offered again.
+        """
+        old = None if draw.recorded is None else draw.recorded.start.lease
+        if self.left is not None and old is not None:
+            if await self.leases.adopt(old, self.settings.samples, self.largest, self.settings.calls_bytes):
+                return old
+            self.left.may_be = True
+        with anyio.move_on_after(_PATIENCE_S):
+            return await self._acquire()
+        return None
 
     def _end_hanging(self) -> None:
         """End groups with hanging code, and the process if one of them cannot be cancelled."""
@@ -372,11 +405,11 @@ class _Producer:
             self._end_hanging()
             await anyio.sleep(LOOK_S)
 
-    async def _draw(self) -> _Draw | None:
+    async def _draw(self) -> Draw | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
         if self.claims is None:
             (drawn,) = self.sampler.sample(1, self.rng)
-            return _Draw(drawn.item, self.sampler.snapshot_id, drawn.probability)
+            return Draw(drawn.item, self.sampler.snapshot_id, drawn.probability)
         try:
             claim = await self.claims.claim()
             while self.failures.is_too_long(self.claims.order.item(claim)):  # known since another epoch
@@ -384,7 +417,7 @@ class _Producer:
                 claim = await self.claims.claim()
         except InfrastructureError:
             return None  # draining; what may be claimed is claimed again by the next life of this process
-        return _Draw(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
+        return Draw(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
 
     async def _settle(self, claim: EpochClaim | None) -> None:
         if self.claims is not None and claim is not None:
@@ -400,42 +433,33 @@ class _Producer:
             except InfrastructureError:
                 return  # draining; the next life of this process claims it again
 
-    async def _generate(self, lease: str, draw: _Draw) -> tuple[RolloutGroup, bytes, list[Span]] | None:
-        """Return a new group, its encoding, and the spans of its requests if it is sampled.
+    async def _generate(self, lease: str, draw: Draw) -> "_Made | None":
+        """Return a new group, or one that another life began.
 
         None when infrastructure, the server's refusal, the environment's code or its own size failed it.
         """
-        dispatch = Dispatch(index=draw.item, snapshot_id=draw.snapshot_id, probability=draw.probability)
         vitals = self.service.vitals
-        name, started_ns = new_group_id(), self.service.now_ns()
+        recorder: CallRecorder | None = None
+        began_ns = self.service.now_ns()
         try:
             client = await self.inference.current()
             task = self._task(draw.item)
-            with self._recording(name, started_ns) as spans:
-                draft = await self._collect(lease, draw.item, task, client, group=name, started_ns=started_ns)
-                await self._compare(client, draft)
-                producer, epoch, counter = self._identity(draw.claim)
-                group = build_group(
-                    draft,
-                    run=self.service.run,
-                    env=self.name,
-                    producer=producer,
-                    epoch=epoch,
-                    counter=counter,
-                    tokenizer_hash=self.guard.tokenizer_hash(self.settings.chat_template_kwargs),
-                    lease=lease,
-                    dispatch=dispatch if draft.task.item == task.item else None,
-                )
-                data = self._within_lease(group)
-                self.lost += len(draft.lost)
-                vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
+            begun = await self._begin(lease, draw, task)
+            recorder = begun.recorder
+            draft, made = await self._make(lease, draw, task, client, begun)
+            self.lost += len(draft.lost)
+            vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
         except InfrastructureError as error:
             if self.single is not None:
                 raise
-            self.service.record_call(started_ns, 0, failed=True)
+            self.service.record_call(began_ns, 0, failed=True)
             where = "" if isinstance(error, _HungCodeError) else "inference: "
             self.service.mark_waiting("waiting", f"{where}{error}")
             vitals.retried += 1
+            if self.left is not None and (isinstance(error, ServerAwayError) or self.service.draining.is_set()):
+                self.left.may_be = True  # it goes on when the server is there again
+                return None
+            await self._abandon(recorder, error)
             await self._give_back(draw.claim)
             return None
         except GroupDeclinedError as error:
@@ -444,6 +468,7 @@ class _Producer:
             log.debug("no group of item %d: %s", draw.item, error)
             self.declined += 1
             vitals.metrics[f"environment/{self.name}/declined"] = self.declined
+            await self._abandon(recorder, error)
             await self._give_back(draw.claim, failed=True)
             return None
         except PromptTooLongError as error:
@@ -452,22 +477,79 @@ class _Producer:
             self.failures.count_too_long(draw.item, task.item, error)
             self.failures.refuse_all_too_long(len(self.env) - len(self.held_out))
             self.sampler = self._sampler()
+            await self._abandon(recorder, error)
             await self._settle(draw.claim)
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             if self.single is not None:
                 raise
+            await self._abandon(recorder, error)
             await self._give_back(draw.claim, failed=True)
             self.failures.count_failed(str(draw.item), error, MAX_FAILURES)
             return None
         thought_calls = sum(session.thought_calls for session in draft.sessions)
         self.failures.count_made(thought_calls, [failed.error for failed in draft.failures])
-        self.counter += draw.claim is None
-        return group, data, spans
+        self.counter += draw.claim is None and recorder is None
+        return made
 
-    async def _collect(
-        self, lease: str, item: int, task: Task, client: InferenceClient, *, group: str, started_ns: int
-    ) -> GroupDraft:
+    async def _begin(self, lease: str, draw: Draw, task: Task) -> "_Begun":
+        """Return the start of a group, of a new one or of that which is gone on with; stored if its calls will be."""
+        start = self._start(lease, draw, task)
+        if self.left is None:
+            return _Begun(start, None)
+        recorder = self.left.recorder(draw, lease, start)
+        await recorder.begin()
+        return _Begun(recorder.known.start, recorder)
+
+    async def _make(
+        self, lease: str, draw: Draw, task: Task, client: InferenceClient, begun: "_Begun"
+    ) -> tuple[GroupDraft, "_Made"]:
+        """Generate a group. Raises as `collect_group`, and `DataError` where it cannot be stored or trained on."""
+        start, recorder = begun
+        with self._recording(start.group, start.started_ns) as spans:
+            draft = await self._collect(lease, draw.item, task, client, begun)
+            await self._compare(client, draft)
+            numbered = recorder is not None or draw.claim is not None
+            group = build_group(
+                draft,
+                run=self.service.run,
+                env=self.name,
+                producer=start.producer,
+                epoch=start.epoch,
+                counter=start.counter if numbered else self.counter,
+                tokenizer_hash=start.tokenizer_hash,
+                lease=lease,
+                dispatch=draw.dispatch if draft.task.item == task.item else None,
+            )
+            return draft, _Made(group, self._within_lease(group), spans, recorder)
+
+    def _start(self, lease: str, draw: Draw, task: Task) -> GroupStart:
+        """Return the start of a new group. Where calls are recorded, it takes a counter that no other group has."""
+        producer, epoch, counter = self._identity(draw.claim)
+        self.counter += self.left is not None and draw.claim is None and draw.recorded is None
+        return GroupStart(
+            run=self.service.run,
+            env=self.name,
+            group=new_group_id(),
+            life=self.epoch,
+            holder=self.id,
+            producer=producer,
+            epoch=epoch,
+            counter=counter,
+            item=task.item,
+            samples=self.settings.samples,
+            tokenizer_hash=self.guard.tokenizer_hash(self.settings.chat_template_kwargs),
+            started_ns=self.service.now_ns(),
+            lease=lease,
+            dispatch=draw.dispatch,
+            claim=draw.claim,
+        )
+
+    async def _abandon(self, recorder: CallRecorder | None, error: Exception) -> None:
+        if self.left is not None:
+            await self.left.abandon(recorder, describe_error(error))
+
+    async def _collect(self, lease: str, item: int, task: Task, client: InferenceClient, begun: "_Begun") -> GroupDraft:
         """Return a group's samples. Raises `InfrastructureError` also where it is ended because its code hangs."""
         made = False
         self.times.begin(lease, _now_s(), what=f"item {item}")
@@ -481,11 +563,12 @@ class _Producer:
                     self.settings.samples,
                     self.sampling,
                     config=self.collect,
-                    group=group,
-                    started_ns=started_ns,
+                    group=begun.start.group,
+                    started_ns=begun.start.started_ns,
                     report=self.service.report_wait,
                     report_stuck=_end_process,
                     report_request=lambda change: self.times.record_wait(lease, change, _now_s()),
+                    calls=None if self.left is None or begun.recorder is None else self.left.calls(begun.recorder),
                 )
                 made = True
                 return draft
@@ -551,14 +634,12 @@ class _Producer:
             log_failure(f"{type(self.env).__name__}.task({index})", error)
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {describe_error(error)}") from error
 
-    async def _publish(
-        self, group: RolloutGroup, data: bytes, chats: list[Span], claim: EpochClaim | None = None
-    ) -> bool:
-        """Store the group and settle its claim; False if it is certain that it is not stored. Only a drain prevents it.
+    async def _publish(self, made: "_Made", claim: EpochClaim | None = None) -> bool:
+        """Store the group and settle its claim; False if its lease is not used. Only a drain prevents it.
 
         A claim whose group may be stored is kept: it is made again then, and the ledger takes one of the two.
         """
-        service = self.service
+        service, (group, data, chats, recorder) = self.service, made
         subject = subjects.rollout(group.run, group.env)
         sampled = service.tracing.sampled(group.id)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
@@ -569,11 +650,15 @@ class _Producer:
                     service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
                 )
         except StreamFullError:
-            await self._give_back(claim)
+            if recorder is None:  # else the next life stores it
+                await self._give_back(claim)
             return False
         except InfrastructureError:
             return True  # what was sent may be stored all the same, without us
         await self._settle(claim)
+        if recorder is not None and self.left is not None:
+            await self.left.stored(recorder)
+            service.vitals.metrics |= self.left.figures.metrics(self.name)
         stored_ns = service.now_ns()
         plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
             len(message.content.encode()) for conversation in group.messages for message in conversation
@@ -596,7 +681,23 @@ class _Producer:
                 server=service.bus.server, message=f"{ack.stream}:{ack.seq}", size=len(data),
             )  # fmt: skip
             service.tracing.emit([*chats, generated, published])
-        return True
+        return recorder is None or not ack.duplicate  # another life may have stored it under another lease
+
+
+class _Begun(NamedTuple):
+    """The start of a group, and what stores its calls if they are recorded."""
+
+    start: GroupStart
+    recorder: CallRecorder | None
+
+
+class _Made(NamedTuple):
+    """A group, its encoding, the spans of its requests if it is sampled, and what stores its calls if they are."""
+
+    group: RolloutGroup
+    data: bytes
+    spans: list[Span]
+    recorder: CallRecorder | None
 
 
 class _HungCodeError(InfrastructureError):

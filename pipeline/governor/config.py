@@ -24,6 +24,9 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Share down to which the stream is then trimmed. Default 0.5."""
     min_age_s: Annotated[float, Meta(ge=0)] = 0.0
     """Seconds for which history is kept even if producers have to wait for room. Default 0."""
+    calls_after_s: Seconds = 3600.0
+    """Seconds without a further call after which a conversation that was left behind is given up, and its calls are
+    deleted; earlier if the stream CALLS is full. Default 3600."""
     orphans_after_s: Seconds = 900.0
     """Seconds after which the chunks of a large group are deleted if its head was never stored; a producer that is
     still storing it sends them again. Default 900."""

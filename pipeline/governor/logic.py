@@ -37,7 +37,8 @@ _MIN_AWAY_S = 2.0
 class Lease:
     """The right to generate one group of at most `sequences` and `bytes`, until `expires_s` unless renewed.
 
-    `outdated`: the group exists, and is too old for every future batch.
+    `outdated`: the group exists, and is too old for every future batch. `calls`: bytes that its calls may take.
+    `since_s`: when it was granted.
     """
 
     id: str
@@ -46,6 +47,12 @@ class Lease:
     bytes: int
     expires_s: float
     outdated: bool = False
+    calls: int = 0
+    since_s: float = 0.0
+
+    def room(self, config: FlowConfig) -> ByteReservation:
+        """Return the bytes that may still be stored under it."""
+        return ByteReservation.of(config, sequences=self.sequences, bytes_=self.bytes, calls=self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,9 @@ class Governor:
         self._wanting = False
         self._idle_s: float | None = None
         """Since when requests have been refused for the shares alone, though nothing is under way."""
+        self._lost_s = 0.0
+        """Seconds from grants to last renewals of leases that ran out, times their sequences, where no calls are
+        recorded: what kills have cost, at most."""
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
 
     # facts
@@ -198,6 +208,8 @@ class Governor:
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
             self._end(lease.id, lease.env)
             self._counts["expired"] += 1
+            if not lease.calls:  # else another process goes on with it
+                self._lost_s += lease.sequences * max(0.0, lease.expires_s - self.config.lease_s - lease.since_s)
 
     # requests
 
@@ -233,28 +245,30 @@ class Governor:
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
         # an earlier life may have granted it: the producer says how much
         outdated = self._is_outdated(request)
-        if self.waits_for_old_leases and self._may_be_granted(request.sequences, request.bytes, outdated=outdated):
+        if self.waits_for_old_leases and self._may_be_granted(request, outdated=outdated):
             return self._begin(name, request, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
 
-    def _may_be_granted(self, sequences: int, size: int, *, outdated: bool) -> bool:
+    def _may_be_granted(self, request: LeaseRequest, *, outdated: bool) -> bool:
         """Whether an earlier life can have granted that, in addition to the leases taken over from it already.
 
         Late groups may have passed the bound, so stored and batched sequences do not count here.
         """
-        room = ByteReservation.of(self.config, sequences=sequences, bytes_=size)
+        room, sequences = self._room(request), request.sequences
         fits = 1 <= sequences <= self._batch_size and (outdated or self.leased + sequences <= self.capacity)
-        return fits and size >= 1 and self.budget.reason_never_possible(room) is None
+        return fits and request.bytes >= 1 and self.budget.reason_never_possible(room) is None
 
     def _begin(self, name: str, request: LeaseRequest, now_s: float) -> LeaseReply:
         outdated, expires_s = self._is_outdated(request), now_s + self.config.lease_s
-        lease = Lease(name, request.env, request.sequences, request.bytes, expires_s, outdated)
+        lease = Lease(
+            name, request.env, request.sequences, request.bytes, expires_s, outdated, request.calls, since_s=now_s
+        )
         self._note_change()
         self._leases[lease.env, name] = lease
         if not outdated:
             self._shares.hold(lease.env, lease.sequences)
-        self.budget.promise(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+        self.budget.promise(lease.room(self.config))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
     def _end(self, name: str | None, env: str) -> Lease | None:
@@ -265,7 +279,7 @@ class Governor:
         self._note_change()
         if not lease.outdated:
             self._shares.release(lease.env, lease.sequences)
-        self.budget.release(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+        self.budget.release(lease.room(self.config))
         return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
@@ -280,8 +294,7 @@ class Governor:
         outdated = self._is_outdated(request)
         if request.outdated_only and not outdated:
             return "the group may still be trained on, so it waits for its environment's turn"
-        room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
-        reason = self.budget.refusal_reason(room)
+        reason = self.budget.refusal_reason(self._room(request))
         if reason is not None or outdated:
             self._wanting = reason is not None
             return reason
@@ -334,8 +347,10 @@ class Governor:
                 f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
                 "make groups smaller, or batches larger"
             )
-        room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
-        return self.budget.reason_never_possible(room)
+        return self.budget.reason_never_possible(self._room(request))
+
+    def _room(self, request: LeaseRequest) -> ByteReservation:
+        return ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes, calls=request.calls)
 
     def _closed(self, env: str) -> str | None:
         """Return why nothing at all is granted to an environment now; None if leases are."""
@@ -345,6 +360,10 @@ class Governor:
 
     def _wait_s(self, now_s: float) -> float:
         return min(max(0.0, self._grants_from_s - now_s), self.config.lease_s) if self.waits_for_old_leases else 0.0
+
+    def is_leased(self, env: str, lease: str) -> bool:
+        """Whether a lease of `env` is held, or may be held without being known yet."""
+        return self.waits_for_old_leases or (env, lease) in self._leases
 
     # figures
 
@@ -395,6 +414,7 @@ class Governor:
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,
             "flow/blocked": float(self.blocked),
+            "flow/lost_s": self._lost_s,
             **{f"flow/{name}": count for name, count in self._counts.items()},
             **({} if self.budget.disk_bytes is None else {"flow/disk_bytes": self.budget.disk_bytes}),
             **{f"flow/fill/{stream}": share for stream, share in self.budget.fill().items()},

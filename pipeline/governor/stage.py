@@ -25,6 +25,7 @@ from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, FencedError, InfrastructureError, NotFoundError
+from lachesis.pipeline.governor.left_behind import LeftBehind
 from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -39,6 +40,7 @@ from lachesis.pipeline.runtime.store_record import StreamWatch, find_streams, re
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
+from lachesis.schemas.calls import TakeUpReply, TakeUpRequest
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import SchemaError
@@ -76,18 +78,35 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
         reply = governor.answer_request(request, time.monotonic())
+        if request.op == "acquire" and reply.granted:
+            reply = reply.replace(left_behind=follower.left.count(env, time.monotonic()))
         if governor.blocked and not was_blocked:  # the batcher waits for this status
             await follower.publish_status()
         return encode(reply)
 
+    async def answer_take_up(env: str, data: bytes) -> bytes:
+        request = decode(TakeUpRequest, data)  # its SchemaError is raised at the asking process
+        if request.env != env:
+            return encode(TakeUpReply())
+        return encode(await follower.left.answer(env, request, time.monotonic()))
+
     async with anyio.create_task_group() as tasks:
         follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
-        for task in (*follow, follower.alerts, follower.heartbeats, follower.history.run, term.watch):
+        for task in (
+            *follow,
+            follower.left.follow,
+            follower.alerts,
+            follower.heartbeats,
+            follower.history.run,
+            term.watch,
+        ):
             tasks.start_soon(task)
         async with AsyncExitStack() as served:
             for env in config.environments:
                 subject = subjects.lease(service.run, env)
                 await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
+                subject = subjects.take_up(service.run, env)
+                await served.enter_async_context(service.bus.serve(subject, partial(answer_take_up, env)))
             if term.has_predecessor:  # from now on producers can renew their leases
                 governor.wait_until(time.monotonic() + config.flow.lease_s)
             service.mark_ok()
@@ -162,7 +181,8 @@ class _Follower:
         self.trainer = config.training.name
         self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
         self.store = config.store
-        self.history = HistoryTrimmer(service, config, governor.budget)
+        self.left = LeftBehind(service, governor)
+        self.history = HistoryTrimmer(service, config, governor.budget, self.left.groups)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
@@ -201,6 +221,7 @@ class _Follower:
         asked_s = time.monotonic()
         self._measure(await find_streams(bus), asked_s)
         await self._read_members()
+        await self.left.catch_up()
 
     async def _read_members(self) -> None:
         """Read the rollouts that are stored now."""

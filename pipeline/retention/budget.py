@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["MEASURED_STREAMS", "MIN_BYTES_PER_TOKEN", "Budget", "ByteReservation", "StreamPressure"]
 
 MIN_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
-MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER)
+MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER, CALLS)
 """The streams that have a byte budget to measure."""
 _STALE_MEASUREMENT_S = 5.0
 """Age of the streams' figures, seconds, after which they are no longer trusted."""
@@ -31,19 +31,26 @@ class ByteReservation:
     rollouts: int = 0
     events: int = 0
     teacher: int = 0
+    calls: int = 0
 
     @classmethod
-    def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "ByteReservation":
-        """Return the needs of a group: of `bytes_` if it is not stored yet, of `tokens` if it is stored."""
+    def of(
+        cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None, calls: int = 0
+    ) -> "ByteReservation":
+        """Return the needs of a group: of `bytes_` if it is not stored yet, of `tokens` if it is stored.
+
+        `calls`: bytes that its calls may take.
+        """
         tokens = bytes_ // MIN_BYTES_PER_TOKEN if tokens is None else tokens
         return cls(
             rollouts=bytes_,
             events=config.event_bytes_per_group + sequences * config.event_bytes_per_sequence,
             teacher=tokens * config.teacher_bytes_per_token,
+            calls=calls,
         )
 
     def by_stream(self) -> dict[str, int]:
-        return {ROLLOUTS: self.rollouts, EVENTS: self.events, TEACHER: self.teacher, LEDGER: 0}
+        return {ROLLOUTS: self.rollouts, EVENTS: self.events, TEACHER: self.teacher, LEDGER: 0, CALLS: self.calls}
 
 
 class StreamPressure(NamedTuple):

@@ -8,6 +8,7 @@ as few bytes as possible:
               batch that waits to be complete, and room for one more group; trained batches are deleted, since a trainer
               that has to wait makes a checkpoint
     EVENTS    the annotations of those groups
+    CALLS     the recorded calls of one group
     TEACHER   the logprobs of a batch that waits to be complete, and of one more group
 """
 
@@ -17,7 +18,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.retention.budget import MIN_BYTES_PER_TOKEN, ByteReservation
 from lachesis.pipeline.weights.room import check_weights_room
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, ROLLOUTS, TEACHER
 
 __all__ = ["check_budgets", "least_bytes"]
 
@@ -27,7 +28,7 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
 
     Only environments that generate here count: clients of the gateway say themselves how long their sequences are.
     """
-    found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, "")}
+    found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, ""), CALLS: (0, "")}
     batch = config.batching.batch_size
     own = {name: env for name, env in config.environments.items() if not env.is_foreign}
     # an environment may fall silent within a window, and the window then stays
@@ -45,6 +46,8 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
             ROLLOUTS: (windows + groups * _group_bytes(env) + lease.rollouts, kept),
             EVENTS: (lease.events, f"the annotations of one group {sizes}"),
         }
+        if env.record != "never":
+            needs[CALLS] = env.calls_bytes, f"the recorded calls of one group {sizes}"
         if config.teacher.enabled:
             needs[TEACHER] = (
                 (groups + 1) * lease.teacher,

@@ -7,6 +7,7 @@ governor that holds the term trims. If it dies half-way, more history than neces
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from functools import partial
 import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.calls.open_groups import OpenGroups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.retention import retention_floor
@@ -25,7 +27,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
-from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["HistoryTrimmer"]
 
@@ -40,13 +42,14 @@ _MAX_NAMED_HOLDERS = 4
 class HistoryTrimmer:
     """Feed its `readers` with the ledger, and call `run` in a task of its own."""
 
-    def __init__(self, service: Service, config: RunConfig, budget: Budget) -> None:
+    def __init__(self, service: Service, config: RunConfig, budget: Budget, conversations: OpenGroups) -> None:
         self.readers = Readers(service, config)
         self.metrics: dict[str, float] = {}
         self._service = service
         self._bus = service.bus
         self._config = config
         self._budget = budget
+        self._conversations = conversations
         self._done: dict[str, int] = {}  # by subject: the sequence below which it is trimmed
         self._stopped: dict[str, str] = {}  # by stream: why producers wait
         self._states_s = self._sweep_s = float("-inf")
@@ -64,6 +67,7 @@ class HistoryTrimmer:
                 await self._tidy()
                 for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
                     await self._relieve(stream)
+                await self._trim_calls()
                 self._service.set_problem("trimming", None)
             except InfrastructureError as error:
                 self._service.set_problem("trimming", f"history was not trimmed: {error}")
@@ -96,6 +100,54 @@ class HistoryTrimmer:
     async def _list_orphans(self, stream: str, seqs: Sequence[int]) -> None:
         """Record that `seqs` hold nothing of use: otherwise they would count as lost."""
         await update_record(self._bus, self._service.run, lambda old: old.with_orphans(stream, seqs))
+
+    async def _trim_calls(self) -> None:
+        """Delete calls of conversations that are at their end, or were left behind for long.
+
+        If the stream is too full all the same, conversations are given up: those left behind first, the oldest before
+        the others. One that a process works on goes on, but not beyond a kill.
+        """
+        retention = self._config.flow.retention
+        _, short = self._budget.pressure(CALLS)
+        self._conversations.drop_older(await self._bus.server_time_ns() - int(retention.calls_after_s * 1e9))
+        gone = await self._delete_calls()
+        usage = await self._bus.usage(CALLS)
+        # what is stored of conversations under way is promised as well, so the promises do not count here
+        full = usage.bytes > retention.trim_at * usage.max_bytes > 0
+        excess = math.ceil(usage.bytes - retention.trim_to * usage.max_bytes) if full else 0
+        short, gone = max(0, short - gone), 0
+        while gone < max(excess, short) and self._conversations.drop_oldest(leased=gone < excess):
+            gone += await self._delete_calls()
+        self.metrics["flow/conversations"] = len(self._conversations)
+        self.metrics["flow/conversations_dropped"] = self._conversations.dropped
+
+    async def _delete_calls(self) -> int:
+        """Delete what lies below the oldest conversation of each environment; return how many bytes went."""
+        limits = {
+            subjects.call(self._service.run, env): self._conversations.lowest(env)
+            for env in self._conversations.environments()
+        }
+        due = {subject: limit for subject, limit in limits.items() if limit > self._done.get(subject, 1)}
+        if not due:
+            return 0
+        before = (await self._bus.usage(CALLS)).bytes
+        await self._agree_on_calls(max(due.values()))
+        for subject, limit in due.items():
+            self._count(CALLS, "messages", await self._bus.trim(CALLS, [subject], before=limit))
+            self._done[subject] = limit
+        size = max(0, before - (await self._bus.usage(CALLS)).bytes)
+        self._count(CALLS, "bytes", size)
+        return size
+
+    async def _agree_on_calls(self, reached: int) -> None:
+        """Record that calls below `reached` may be gone. No hold can keep them: only a process under way needs them."""
+        now_ns = await self._bus.server_time_ns()
+
+        def update(old: Retention) -> Retention:
+            new = self._lapsed(old, now_ns)
+            return new.replace(trimmed={**new.trimmed, CALLS: max(new.trimmed.get(CALLS, 1), reached)})
+
+        await update_record(self._bus, self._service.run, update)
 
     # deletion that makes room
 

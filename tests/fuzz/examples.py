@@ -248,7 +248,7 @@ EXAMPLES: list[Event] = [
     ),
     StatePart(stage="curriculum", index=1, data=b"\x80"),
     GroupStart(
-        run="r", env="sums", group=GROUP, life=2, producer="p", epoch=1, counter=0, item="7", samples=2,
+        run="r", env="sums", group=GROUP, life=2, holder="h", producer="p", epoch=1, counter=0, item="7", samples=2,
         tokenizer_hash="tok", started_ns=1, lease="1-ab.1", fruitless=1,
         dispatch=Dispatch(index=3, snapshot_id="1-ab", probability=0.25),
         claim=EpochClaim(epoch=1, place=1, holder="p", life=1, since_ns=1),
@@ -265,7 +265,7 @@ EXAMPLES: list[Event] = [
         messages=[Message(role="user", content="q")], thought_calls=1, diverged="call 1",
     ),
     GroupEnd(group=GROUP, life=2, outcome="abandoned", reason="why", lost_s=1.5),
-    TakeUpRequest(env="sums", producer="p", life=2, group=GROUP, after=3),
+    TakeUpRequest(env="sums", holder="p", life=2, group=GROUP, after=3),
     TakeUpReply(group=GROUP, records=[StoredRecord(seq=4, kind="end", data=b"\x80")], more=True),
     Heartbeat(
         host="h", schema_version=1,

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.calls.open_groups import OpenGroups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.governor.config import FlowConfig, RetentionConfig
 from lachesis.pipeline.governor.logic import Governor
@@ -59,5 +60,5 @@ async def test_the_least_age_of_history_is_told_by_the_server(
         config = RunConfig(run=RUN, flow=FlowConfig(retention=RetentionConfig(min_age_s=min_age_s)))
         budget = Governor(config.flow, config.batching, term="t").budget
         async with open_service(nats_bus, "governor", RUN) as service:
-            history = HistoryTrimmer(service, config, budget)
+            history = HistoryTrimmer(service, config, budget, OpenGroups(lambda env, lease: False))
             assert await history._old_enough(ROLLOUTS, [subject], seqs[-1] + 1) == expected

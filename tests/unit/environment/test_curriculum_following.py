@@ -16,6 +16,7 @@ class Pool(list):
 
     rollout_timeout_s = 900.0
     turn_timeout_s = 60.0
+    resumable = False
 
 
 def snapshot(name, weights):

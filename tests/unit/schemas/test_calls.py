@@ -66,7 +66,7 @@ def test_a_call_that_cannot_be_gone_on_from_is_refused(changes, named) -> None:
 
 def test_a_start_names_a_lease_that_a_header_can_hold() -> None:
     start = GroupStart(
-        run="r", env="e", group=GROUP, life=1, producer="p", epoch=1, counter=0, item="7", samples=2,
+        run="r", env="e", group=GROUP, life=1, holder="h", producer="p", epoch=1, counter=0, item="7", samples=2,
         tokenizer_hash="t", started_ns=1, lease="a b",
     )  # fmt: skip
     with pytest.raises(SchemaError, match="lease"):

@@ -1,0 +1,1 @@
+"""Calls of conversations in the log: storing them, and going on from them."""

@@ -1,0 +1,119 @@
+"""Stores the records of a group under way, each before the next step of its conversation.
+
+Guarantees that `store` returns only once the record is stored, and that after the last record no other process goes on
+with the group. A record that does not fit into a message ends the recording: the group goes on, and a kill loses it.
+"""
+
+import logging
+import secrets
+from typing import Literal
+
+from lachesis.pipeline.calls.recorded import RecordedGroup
+from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.telemetry.recorder import traced
+from lachesis.schemas import subjects
+from lachesis.schemas.calls import (
+    CALL_HEADER,
+    CallKey,
+    GroupEnd,
+    GroupStart,
+    RecordKind,
+    SessionCall,
+    SessionEnd,
+    ToolResults,
+)
+from lachesis.schemas.codec import Event, encode
+
+__all__ = ["CallRecorder", "end_group"]
+
+log = logging.getLogger("lachesis")
+
+_MAX_RECORD_BYTES = 4 << 20
+
+
+class CallRecorder:
+    """Stores what happens in one group; `known` is all that is stored of it, by this life and those before."""
+
+    def __init__(self, service: Service, start: GroupStart, known: RecordedGroup | None = None) -> None:
+        self.known = RecordedGroup(start, {} if known is None else known.sessions)
+        self._service = service
+        self._subject = subjects.call(start.run, start.env)
+        self._ids = secrets.token_hex(8)
+        self._stored = 0
+        self._is_on = True
+
+    @property
+    def group(self) -> str:
+        return self.known.start.group
+
+    @property
+    def life(self) -> int:
+        return self.known.start.life
+
+    async def begin(self) -> None:
+        """Store the start, which makes the group this process's."""
+        start = self.known.start
+        await self._put("start", start, CallKey("start", start.group, start.holder, start.life, start.lease))
+
+    async def store(self, record: SessionCall | ToolResults | SessionEnd) -> None:
+        """Store a record; waits for the server, and for room in the stream.
+
+        Raises `InfrastructureError` when the service drains before it is stored.
+        """
+        if not self._is_on:
+            return
+        kind: RecordKind
+        match record:
+            case SessionCall():
+                kind = "call"
+            case ToolResults():
+                kind = "tools"
+            case SessionEnd():
+                kind = "session"
+        data = encode(record)
+        if len(data) > _MAX_RECORD_BYTES:
+            reason = f"a record of kind {kind} has {len(data)} bytes, of {_MAX_RECORD_BYTES} that fit into a message"
+            log.warning("group %s is not recorded any further: %s", self.group, reason)
+            await self.end("abandoned", reason=reason)
+            return
+        await self._put(kind, record, CallKey(kind, self.group), data)
+        session = self.known.session(record.session)
+        match record:
+            case SessionCall():
+                session.calls[record.index] = record
+            case ToolResults():
+                session.tools[record.index] = record
+            case SessionEnd():
+                session.end = record
+
+    async def end(
+        self, outcome: Literal["stored", "abandoned"], *, reason: str | None = None, lost_s: float = 0.0
+    ) -> None:
+        """Store that no process goes on with the group: its calls may be deleted."""
+        if self._is_on:
+            self._is_on = False
+            end = GroupEnd(group=self.group, life=self.life, outcome=outcome, reason=reason, lost_s=lost_s)
+            await self._put("end", end, CallKey("end", self.group))
+
+    async def _put(self, kind: str, record: Event, key: CallKey, data: bytes | None = None) -> None:
+        self._stored += 1
+        with traced(f"store {kind}"):
+            await self._service.retrying(f"store a {kind} record")(
+                self._service.bus.publish,
+                self._subject,
+                encode(record) if data is None else data,
+                msg_id=f"{self.group}/{self._ids}/{self._stored}",
+                headers={CALL_HEADER: key.pack()},
+            )
+
+
+async def end_group(service: Service, env: str, group: str, life: int, reason: str, *, lost_s: float = 0.0) -> None:
+    """Store the end of a group that this process does not take up, so that it is not offered again."""
+    end = GroupEnd(group=group, life=life, outcome="abandoned", reason=reason[:500], lost_s=lost_s)
+    await service.retrying("store the end of a group")(
+        service.bus.publish,
+        subjects.call(service.run, env),
+        encode(end),
+        msg_id=f"{group}/{life}/end",
+        headers={CALL_HEADER: CallKey("end", group).pack()},
+    )

@@ -1,0 +1,282 @@
+"""Connects sessions with the records of their calls: recorded answers are given again.
+
+Only this file guarantees that a request with the recorded digest in the recorded place gets the recorded answer, that
+results of tools which may not run twice are taken from the record, and that a tool that may have run without leaving a
+result is never run again: its sample is given up instead.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.calls.recorder import CallRecorder
+from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.errors import NotResumableError
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.sampling_mask import MaskRows
+from lachesis.schemas.calls import SessionCall, SessionEnd, ToolResults
+from lachesis.schemas.columns import Column, as_bytes, view
+from lachesis.schemas.rollout import FinishReason, Message
+
+__all__ = ["CallFigures", "CallPlace", "Diverging", "GroupCalls", "SessionCalls", "recorded_turn"]
+
+Diverging = Literal["sample", "give_up"]
+
+_EXPERTS, _MASK = "routed_experts", "sampling_mask"
+
+
+@dataclass(slots=True)
+class CallFigures:
+    """Figures of one environment's calls since its process started; seconds are those of generation, by sample."""
+
+    recorded_calls: int = 0
+    resumed_groups: int = 0
+    resumed_calls: int = 0
+    resumed_s: float = 0.0
+    lost_groups: int = 0
+    lost_s: float = 0.0
+    diverged: int = 0
+
+    def metrics(self, env: str) -> dict[str, float]:
+        return {f"environment/{env}/{name}": float(getattr(self, name)) for name in self.__slots__}
+
+
+class GroupCalls:
+    """The recorded conversations of one group, as it is generated."""
+
+    def __init__(self, recorder: CallRecorder, figures: CallFigures, diverging: Diverging = "sample") -> None:
+        self.recorder = recorder
+        self.figures = figures
+        self.diverging = diverging
+        self._attempts: dict[int, int] = {}
+        for name in recorder.known.sessions:
+            sample, _, attempt = name.partition(".")
+            if sample.isdecimal() and attempt.isdecimal():
+                self._attempts[int(sample)] = max(int(attempt), self._attempts.get(int(sample), 0))
+
+    def name_of(self, sample: int) -> str:
+        return f"{sample}.{self._attempts.get(sample, 0)}"
+
+    def has_calls(self, sample: int) -> bool:
+        """Return whether any call of the sample's newest attempt is recorded."""
+        session = self.recorder.known.sessions.get(self.name_of(sample))
+        return session is not None and bool(session.calls)
+
+    def open(self, sample: int) -> "SessionCalls":
+        """Return the calls of a sample, to be held from its first call on: those recorded are answered again."""
+        return SessionCalls(self, self.name_of(sample))
+
+    def give_up(self, sample: int) -> None:
+        """Begin a new attempt at a sample: what the last one recorded is lost."""
+        session = self.recorder.known.sessions.get(self.name_of(sample))
+        self.figures.lost_s += session.seconds if session is not None else 0.0
+        self._attempts[sample] = self._attempts.get(sample, 0) + 1
+
+    def finished(self, sample: int) -> tuple[SessionEnd, list[SessionCall]] | None:
+        """Return the end of a sample and the calls of its sequence; None if it is not finished."""
+        session = self.recorder.known.sessions.get(self.name_of(sample))
+        if session is None or session.end is None or not session.end.calls:
+            return None
+        path = session.path(session.end.calls[-1])
+        if [call.index for call in path] != session.end.calls:
+            return None
+        self.figures.resumed_calls += len(path)
+        self.figures.resumed_s += sum(call.seconds for call in path)
+        return session.end, path
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Where a call belongs in its session, and what was asked: see `SessionCall`."""
+
+    index: int
+    parent: int | None
+    digest: bytes
+
+
+class SessionCalls:
+    """The calls of one session, from its first on."""
+
+    def __init__(self, group: GroupCalls, name: str) -> None:
+        self._group = group
+        self._name = name
+        self._known = group.recorder.known.session(name)
+        self._replay = deque(self._known.path())
+        self._path: list[int] = []
+        self._digest = b""
+        self._was_replayed = False
+        self.diverged: str | None = None
+        """The first request that differed from the recorded one, for people."""
+
+    def digest(self, added: Sequence[Message], sampling: SamplingParams, template: Mapping[str, Any]) -> bytes:
+        """Return the digest of the next request: the one before it, `added` messages, sampling and template."""
+        params = msgspec.structs.replace(sampling, seed=None)
+        return blake2b(_encoder.encode([self._digest, list(added), params, template]), digest_size=16).digest()
+
+    def answer(self, digest: bytes) -> SessionCall | None:
+        """Return the recorded answer to the next request; None: there is none, so it has to be sampled.
+
+        Raises `NotResumableError` if the request differs from the recorded one, and such samples are to be given up.
+        """
+        call = self._replay.popleft() if self._replay else None
+        if call is not None and call.digest != digest:
+            gone = [call, *self._replay]
+            self._replay.clear()
+            self.diverged = f"call {len(self._path)} of session {self._name} asks something else than was recorded"
+            self._group.figures.diverged += 1
+            if self._group.diverging == "give_up":
+                raise NotResumableError(self.diverged)
+            self._group.figures.lost_s += sum(one.seconds for one in gone)
+            call = None
+        self._digest = digest
+        self._was_replayed = call is not None
+        if call is not None:
+            self._path.append(call.index)
+            self._group.figures.resumed_calls += 1
+            self._group.figures.resumed_s += call.seconds
+        return call
+
+    async def store(
+        self, prompt: Sequence[int], turn: ModelTurn, seconds: float, known_experts: NDArray[np.int16] | None
+    ) -> None:
+        """Store the answer to the request whose digest was asked for last."""
+        parent = self._path[-1] if self._path else None
+        place = CallPlace(self._known.next_index, parent, self._digest)
+        await self.record(place, prompt, turn, seconds, known_experts=known_experts)
+        self._path.append(place.index)
+
+    @property
+    def recorded(self) -> list[SessionCall]:
+        """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""
+        return [self._known.calls[index] for index in sorted(self._known.calls)]
+
+    def use_path(self, last: int) -> None:
+        """Say that the sample's sequence is that of the call `last` and of those before it."""
+        self._path = [call.index for call in self._known.path(last)]
+
+    async def record(
+        self,
+        place: "CallPlace",
+        prompt: Sequence[int],
+        turn: ModelTurn,
+        seconds: float,
+        *,
+        known_experts: NDArray[np.int16] | None = None,
+    ) -> None:
+        """Store a call at its place; `prompt` are the tokens that its parent's prompt and answer lack."""
+        recorder = self._group.recorder
+        await recorder.store(
+            SessionCall(
+                group=recorder.group,
+                life=recorder.life,
+                session=self._name,
+                index=place.index,
+                parent=place.parent,
+                digest=place.digest,
+                prompt=as_bytes(prompt, "int32"),
+                tokens=as_bytes(turn.token_ids, "int32"),
+                logprobs=as_bytes(turn.logprobs, "float32"),
+                versions=turn.versions,
+                finish_reason="length" if turn.finish_reason == "length" else "stop",
+                text=turn.text,
+                seconds=seconds,
+                columns=_columns(turn, known_experts),
+            )
+        )
+        self._group.figures.recorded_calls += 1
+
+    def tool_results(self) -> list[str | None] | None:
+        """Return what the tools answered that the newest call has called; None: no answer is recorded."""
+        stored = self._known.tools.get(self._path[-1]) if self._path else None
+        return None if stored is None else stored.results
+
+    def check_may_run(self, tool: str) -> None:
+        """Raise `NotResumableError` if a tool that may not run twice may have run already."""
+        if self._was_replayed:
+            raise NotResumableError(
+                f"tool {tool} may have run after call {len(self._path) - 1} of session {self._name}, and its result is "
+                "not recorded; mark it @tool(repeatable=True) if it may run again"
+            )
+
+    async def store_tools(self, results: list[str | None], seconds: float) -> None:
+        """Store what the tools answered that the newest call has called."""
+        recorder = self._group.recorder
+        await recorder.store(
+            ToolResults(
+                group=recorder.group,
+                life=recorder.life,
+                session=self._name,
+                index=self._path[-1],
+                results=results,
+                seconds=seconds,
+            )
+        )
+
+    async def end(
+        self,
+        sample: int,
+        rewards: dict[str, float | None],
+        finish_reason: FinishReason,
+        messages: list[Message],
+        thought_calls: int,
+    ) -> None:
+        """Store that the sample is finished, with the rewards that its environment gave."""
+        recorder = self._group.recorder
+        await recorder.store(
+            SessionEnd(
+                group=recorder.group,
+                life=recorder.life,
+                session=self._name,
+                sample=sample,
+                finish_reason=finish_reason,
+                rewards=rewards,
+                calls=list(self._path),
+                messages=messages,
+                thought_calls=thought_calls,
+                diverged=self.diverged,
+            )
+        )
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def recorded_turn(call: SessionCall, known_experts: NDArray[np.int16] | None) -> tuple[list[int], ModelTurn]:
+    """Return the new tokens of a recorded call's prompt, and the turn that answered it."""
+    prompt = view(call.prompt, "int32", len(call.prompt) // 4, "prompt").tolist()
+    tokens = view(call.tokens, "int32", call.n_tokens, "tokens").tolist()
+    logprobs = view(call.logprobs, "float32", call.n_tokens, "logprobs").tolist()
+    experts = known_experts
+    if (column := call.columns.get(_EXPERTS)) is not None:
+        rows = _rows(column, np.int16)
+        experts = rows if known_experts is None else np.concatenate([known_experts, rows])
+    mask: MaskRows | None = None
+    if (column := call.columns.get(_MASK)) is not None:
+        mask = [row[row >= 0] for row in _rows(column, np.int32)]
+    return prompt, ModelTurn(tokens, logprobs, list(call.versions), call.text, call.finish_reason, experts, mask)
+
+
+def _rows(column: Column, dtype: type[np.int16] | type[np.int32]) -> NDArray[Any]:
+    return np.frombuffer(column.data, dtype).reshape(-1, column.width)
+
+
+def _columns(turn: ModelTurn, known_experts: NDArray[np.int16] | None) -> dict[str, Column]:
+    """Return the columns of a turn, without the rows of experts that calls before it hold."""
+    found = {}
+    if turn.routed_experts is not None:
+        rows = turn.routed_experts[0 if known_experts is None else len(known_experts) :]
+        width = turn.routed_experts.shape[1]
+        found[_EXPERTS] = Column(dtype="int16", data=as_bytes(rows, "int16"), width=width)
+    if turn.sampling_mask is not None:
+        width = max(1, max(map(len, turn.sampling_mask), default=1))
+        mask = np.full((len(turn.sampling_mask), width), -1, np.int32)
+        for at, row in enumerate(turn.sampling_mask):
+            mask[at, : len(row)] = row
+        found[_MASK] = Column(dtype="int32", data=as_bytes(mask, "int32"), width=width)
+    return found

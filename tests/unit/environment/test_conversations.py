@@ -1,0 +1,417 @@
+"""Conversations under way survive the kill of their process at every line: nothing is generated or run twice."""
+
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from lachesis import Environment, Task
+from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.environment import stage as stage_module
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.environment.left_groups import records_calls
+from lachesis.pipeline.environment.stage import run_environment
+from lachesis.pipeline.environment.tools import tool
+from lachesis.pipeline.errors import ServerAwayError
+from lachesis.pipeline.governor.stage import run_governor
+from lachesis.pipeline.inference.client import Capabilities
+from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.calls import CALL_HEADER, CallKey, SessionCall
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import EpochRecord, PolicyRecord
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.rollout import RolloutGroup
+
+TURNS = 3
+SETTINGS = EnvironmentConfig(kind="agent", samples=2, concurrency=1, longest_tokens=4096, max_new_tokens=500)
+
+
+def config(**changes):
+    return RunConfig(
+        run="r",
+        environments={"agent": msgspec.structs.replace(SETTINGS, **changes)},
+        batching=BatchingConfig(batch_size=64, max_staleness=4),
+    )
+
+
+class Agent(Environment):
+    """Calls a tool in each turn; what ran is counted by sample-independent names."""
+
+    def __init__(self):
+        self.ran = Counter()
+        self.rated = Counter()
+        self.noise = ""
+
+    def __len__(self):
+        return 1000
+
+    def task(self, index):
+        return Task(item=f"item-{index}", prompt=f"task {index} {self.noise}")
+
+    @tool
+    def spend(self, what: str) -> str:
+        self.ran[what] += 1
+        return f"spent {what}{self.noise}"
+
+    def reward(self, task, session):
+        self.rated[task.item] += 1
+        return float(len(session.replies))
+
+
+class Inference(FakeInference):
+    where = "inference server http://fake"
+    tokenizer_hash = "tok"
+
+    def __init__(self):
+        super().__init__(self.say)
+        self.guard = IdentityGuard()
+        self.away = 0
+        self.said = Counter()
+
+    def say(self, prompt, call):
+        if self.away:
+            self.away -= 1
+            raise ServerAwayError("killed")
+        self.said[prompt] += 1
+        turn = prompt.count("<tool>")
+        name = f"{prompt.count('x')}-{call}"
+        call = {"name": "spend", "arguments": {"what": f"{turn} {name}"}}
+        return f"<tool_call>{msgspec.json.encode(call).decode()}</tool_call>" if turn < TURNS - 1 else f"done {name}"
+
+    async def observe(self, probe, *, version=False):
+        return ObservedServer(
+            model="policy", engine="lachesis", tokenizer_hash="tok", weight_version=self.version if version else None
+        )
+
+    async def probe(self, sampling=None):
+        return Capabilities(model="m", max_model_len=4096, weight_version=self.version, tokenizer_hash="tok")
+
+    async def current(self):
+        return self
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    made = Agent()
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+async def inference(lab, monkeypatch):
+    made = Inference()
+
+    @asynccontextmanager
+    async def role(*_, **__):
+        yield made
+
+    monkeypatch.setattr(stage_module, "open_configured_role", role)
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1)
+    await lab.bus.put(keys.POLICY, encode(record))
+    return made
+
+
+def environment(settings=None):
+    return lambda service: run_environment(service, settings or config(), "agent")
+
+
+def killed(lab, at, *, after):
+    """Return an environment that is killed as it stores its message number `at`: before, or just after it is stored."""
+
+    async def live(service):
+        count = 0
+
+        def mortal(publish):
+            async def stored(*args, **kwargs):
+                nonlocal count
+                count += 1
+                is_last = count == at
+                if is_last and not after:
+                    service.kill()
+                ack = await publish(*args, **kwargs)
+                if is_last and after:
+                    service.kill()
+                    await anyio.sleep_forever()
+                return ack
+
+            return stored
+
+        service.bus.publish = mortal(service.bus.publish)
+        service.bus.publish_large = mortal(service.bus.publish_large)
+        await run_environment(service, config(), "agent")
+
+    return lab.running(live, "environment")
+
+
+async def rollouts(lab):
+    async with lab.bus.read(subjects.ROLLOUTS, [subjects.rollout("r", "agent")], follow=False) as messages:
+        return [decode(RolloutGroup, message.data) async for message in messages]
+
+
+async def records(lab):
+    async with lab.bus.read(subjects.CALLS, [subjects.call("r", "agent")], follow=False) as messages:
+        return [(CallKey.unpack(message.headers[CALL_HEADER]), message.data) async for message in messages]
+
+
+def at_least(lab, count):
+    async def condition():
+        return len(await rollouts(lab)) >= count
+
+    return condition
+
+
+def governor(lab, settings=None):
+    return lab.running(lambda service: run_governor(service, settings or config()), "governor")
+
+
+RECORDS_OF_A_GROUP = 1 + 2 * TURNS + 2 * (TURNS - 1) + 2 + 1 + 1
+"""Start, calls, results of tools, ends of samples, rollout, end."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", range(1, RECORDS_OF_A_GROUP + 1))
+async def test_a_group_goes_on_where_a_kill_left_it(lab, agent, inference, at, after) -> None:
+    async with governor(lab):
+        async with killed(lab, at, after=after) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        begun = [key.group for key, _ in await records(lab) if key.kind == "start"]
+        said = sum(inference.said.values())
+        calls = sum(key.kind == "call" for key, _ in await records(lab))
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 2))
+    stored = await rollouts(lab)
+    assert max(Counter(group.id for group in stored).values()) == 1
+    assert len({(one.producer, one.epoch, one.counter) for one in stored}) == len(stored)
+    if begun:
+        assert stored[0].id == begun[0], "the first group is that which was under way"
+    first = stored[0]
+    assert [len(talk) for talk in first.messages] == [2 * TURNS] * 2
+    assert "diverged" not in first.metadata
+    assert set(agent.ran.values()) == {1}, "no tool ran twice"
+    lost = said - calls if begun else 0  # answers that were not stored yet as the process died
+    assert 0 <= lost <= 2
+    assert first.sequences.rewards == {"environment": [TURNS, TURNS]}
+    assert set(first.sequences.finish_reasons) == {"stop"}
+
+
+async def test_an_inference_server_that_was_killed_costs_no_finished_turn(lab, agent, inference, monkeypatch) -> None:
+    """Its lost samples go on from their last answer, also in another attempt at the group."""
+    monkeypatch.setattr(stage_module, "CollectConfig", _impatient)
+    say = inference.reply
+
+    def reply(prompt, call):
+        if prompt.count("<tool>") == 1 and not inference.struck:
+            inference.struck = True
+            inference.away = 40  # tries of a request, refills of the samples, and attempts at the group
+        return say(prompt, call)
+
+    inference.struck = False
+    inference.reply = reply
+    async with governor(lab), lab.running(environment(), "environment"):
+        await lab.until(at_least(lab, 1))
+        starts = [key.group for key, _ in await records(lab) if key.kind == "start"]
+    (first, *_) = await rollouts(lab)
+    assert inference.away == 0
+    assert starts.count(first.id) > 1, "it was taken up again"
+    assert set(agent.ran.values()) == {1}
+    assert max(inference.said.values()) == 2, "the prompts of the two samples' first turns are the same"
+
+
+def _impatient(**settings):
+    return CollectConfig(**{**settings, "attempts": 2, "backoff_s": 0.001})
+
+
+async def test_a_conversation_that_asks_something_else_is_sampled_from_there_and_named(lab, agent, inference) -> None:
+    async with governor(lab):
+        async with killed(lab, 7, after=True) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        agent.noise = " another day"
+        async with lab.running(environment(), "environment") as service:
+            await lab.until(at_least(lab, 1))
+            figures = service.vitals.metrics
+            await lab.until(lambda: _true("environment/agent/diverged" in service.vitals.metrics))
+            figures = dict(service.vitals.metrics)
+    first = (await rollouts(lab))[0]
+    assert figures["environment/agent/diverged"] == 2
+    assert set(first.metadata["diverged"]) == {"0", "1"}
+    assert "call 0" in first.metadata["diverged"]["0"]
+    assert all(talk[0].content.endswith("another day") for talk in first.messages)
+
+
+async def test_a_conversation_that_asks_something_else_is_given_up_where_that_is_set(lab, agent, inference) -> None:
+    async with governor(lab):
+        async with killed(lab, 7, after=True) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        agent.noise = " another day"
+        async with lab.running(environment(config(diverged="give_up")), "environment"):
+            await lab.until(at_least(lab, 1))
+    first = (await rollouts(lab))[0]
+    assert "diverged" not in first.metadata
+    assert first.metadata["lost_samples"] == {"refilled": [0, 1], "left_out": []}
+
+
+async def test_a_tool_that_may_have_run_is_not_run_again_and_its_sample_begins_anew(lab, agent, inference) -> None:
+    spent = []
+
+    async def spend(what):
+        spent.append(what)
+        if len(spent) == 3:
+            service.kill()
+            await anyio.sleep_forever()
+        return f"spent {what}"
+
+    async with governor(lab):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Agent, "tools", property(lambda self: {"spend": spend}))
+            async with lab.running(environment(), "environment") as service:
+                await lab.until(lambda: _true(service.bus.dead))
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 1))
+    first = (await rollouts(lab))[0]
+    assert set(agent.ran) & set(spent) == set(), "nothing that may have run ran again"
+    assert len(first.metadata["lost_samples"]["refilled"]) >= 1
+
+
+class Stateful(Agent):
+    """Its tool counts in memory, so that it has to run again."""
+
+    @tool(repeatable=True)
+    def spend(self, what: str) -> str:
+        self.ran[what] += 1
+        return f"spent {what}"
+
+
+async def test_a_repeatable_tool_runs_again_and_leaves_no_record(lab, inference, monkeypatch) -> None:
+    agent = Stateful()
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: agent)
+    async with governor(lab):
+        async with killed(lab, 6, after=True) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        assert {key.kind for key, _ in await records(lab)} == {"start", "call"}
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 1))
+    first = (await rollouts(lab))[0]
+    assert "lost_samples" not in first.metadata
+    assert max(agent.ran.values()) == 2
+
+
+async def test_a_place_of_the_epoch_goes_on_with_its_group(lab, agent, inference) -> None:
+    settings = msgspec.structs.replace(config(), curriculum=CurriculumConfig(strategy="epoch"))
+
+    async def live(service):
+        publish, count = service.bus.publish, 0
+
+        async def stored(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == 6:
+                service.kill()
+            return await publish(*args, **kwargs)
+
+        service.bus.publish = stored
+        await run_environment(service, settings, "agent")
+
+    async with governor(lab, settings):
+        async with lab.running(live, "environment") as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        (begun,) = [key.group for key, _ in await records(lab) if key.kind == "start"]
+        async with lab.running(environment(settings), "environment"):
+            await lab.until(at_least(lab, 3))
+    stored = await rollouts(lab)
+    assert stored[0].id == begun
+    assert [(group.producer, group.epoch, group.counter) for group in stored[:3]] == [
+        ("epoch-agent", 0, place) for place in range(3)
+    ]
+    record = decode(EpochRecord, (await lab.bus.value(keys.epoch("agent"))).value)
+    assert len(record.claims) <= 1
+
+
+async def test_a_group_that_ends_each_life_is_given_up_and_counted(lab, agent, inference, caplog) -> None:
+    """Say, a tool that crashes the process: the group must not end it for ever."""
+    begun = None
+    async with governor(lab):
+        for life in range(5):
+
+            async def live(service, life=life):
+                async def die(prompt_ids, n, sampling=None):
+                    service.kill()
+                    await anyio.sleep_forever()
+
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(inference, "generate", die)
+                    await run_environment(service, config(), "agent")
+
+            async with lab.running(live, "environment") as service:
+                await lab.until(lambda service=service: _true(service.bus.dead))
+            groups = [key.group for key, _ in await records(lab) if key.kind == "start"]
+            begun = begun or groups[0]
+        assert groups[-1] != begun
+    assert f"group {begun} is not gone on with" in caplog.text
+    assert "lives in a row have ended" in caplog.text
+
+
+async def test_calls_go_once_their_group_is_stored(lab, agent, inference) -> None:
+    async with governor(lab) as service:
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 3))
+        await lab.until(lambda: _one_left(lab))
+        await lab.until(lambda: _true(service.vitals.metrics.get("flow/trimmed_messages/CALLS", 0) > 20))
+
+
+async def _one_left(lab):
+    return len(await records(lab)) == 1  # the last of a subject is never deleted
+
+
+async def test_each_call_is_stored_before_its_conversation_goes_on(lab, agent, inference) -> None:
+    seen = []
+    respond = Agent.respond
+
+    async def look(self, task, session, reply):
+        stored = [decode(SessionCall, data) for key, data in await records(lab) if key.kind == "call"]
+        seen.append(reply.text in [call.text for call in stored])
+        return await respond(self, task, session, reply)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Agent, "respond", look)
+        async with governor(lab), lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 1))
+    assert len(seen) >= 2 * (TURNS - 1)
+    assert all(seen)
+
+
+class OneTurn(Environment):
+    def __len__(self):
+        return 1
+
+
+class Outside(Agent):
+    resumable = False
+
+
+@pytest.mark.parametrize(
+    ("env", "record", "recorded"),
+    [
+        (OneTurn(), "auto", False),
+        (OneTurn(), "always", True),
+        (Agent(), "auto", True),
+        (Agent(), "never", False),
+        (Outside(), "auto", False),
+    ],
+)
+def test_conversations_of_several_turns_are_recorded_unless_set_otherwise(env, record, recorded) -> None:
+    assert records_calls("e", env, msgspec.structs.replace(SETTINGS, record=record)) is recorded
+
+
+def test_what_cannot_go_on_cannot_be_set_to_be_recorded() -> None:
+    with pytest.raises(ConfigError, match=r"environments\.e\.record"):
+        records_calls("e", Outside(), msgspec.structs.replace(SETTINGS, record="always"))
+
+
+async def _true(value):
+    return value
