@@ -1,6 +1,7 @@
 """Tells from headers which groups are under way, where their records lie, and which are left behind.
 
-Pure. The governor keeps one: it decides which process may take up a group, and below which sequence calls are of no use.
+Pure. The governor keeps one: it decides which process may take up a group, and below which sequence calls are of no
+use.
 """
 
 from collections.abc import Callable, Iterator

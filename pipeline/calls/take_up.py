@@ -1,4 +1,4 @@
-"""Asks the governor for a group that another life of a process has left behind, and for all of its records."""
+"""Requests a group that another life has left behind, with its records, from the governor."""
 
 from typing import NamedTuple
 

@@ -134,8 +134,9 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def calls_bytes(self) -> int:
-        """What the recorded calls of a group may take, bytes: its tokens, and its texts once in answers and once more
-        in what its tools said and in the conversation.
+        """Most that the recorded calls of a group may take, bytes.
+
+        That is its tokens, and its texts once as answers and once more in its conversations.
         """
         return 2 * self.largest_bytes + self.samples * _BYTES_OF_RECORDS
 

@@ -91,7 +91,7 @@ class EpochOrder:
     def take_over(
         self, record: EpochRecord, claim: EpochClaim, claimer: Claimer, now_ns: int
     ) -> tuple[EpochRecord, EpochClaim | None]:
-        """Make the claim of a place this process's, whoever holds it. None: its group is stored."""
+        """Make the claim of a place this process's, though another one holds it. None: its group is stored."""
         for i, one in enumerate(record.claims):
             if one.key == claim.key:
                 taken = msgspec.structs.replace(one, holder=claimer.holder, life=claimer.life, since_ns=now_ns)

@@ -1,4 +1,4 @@
-"""Finds the groups of an environment that a killed process has left behind, and prepares the records of its groups.
+"""Finds the groups that a killed process has left behind, and decides how they go on.
 
 Guarantees that a group goes on only with the task, the tokenizer and the number of samples it began with, and that one
 that ends the process time and again is given up. Its rollout has the id, producer and counter of its first life, so it
@@ -30,7 +30,7 @@ from lachesis.schemas.control import EpochClaim
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Dispatch
 
-__all__ = ["Draw", "LeftGroups", "records_calls"]
+__all__ = ["DrawnItem", "LeftGroups", "records_calls"]
 
 log = logging.getLogger("lachesis")
 
@@ -38,7 +38,7 @@ _MAX_FRUITLESS = 3
 """Lives in a row that may end without a further record of a group, until it is given up: it may be what ends them."""
 
 
-class Draw(NamedTuple):
+class DrawnItem(NamedTuple):
     """An item to work on; `recorded`: what another life has done of its group."""
 
     item: int
@@ -53,7 +53,7 @@ class Draw(NamedTuple):
 
 
 def records_calls(name: str, env: Environment, settings: EnvironmentConfig) -> bool:
-    """Return whether the calls of an environment are recorded. Raises `ConfigError` if it is set to and cannot."""
+    """Return whether the calls of an environment are recorded. Raises `ConfigError` if they cannot be."""
     whole = isinstance(env, GroupEnvironment)
     if settings.record == "always" and (whole or not env.resumable):
         reason = "makes whole groups by itself" if whole else "says that its conversations cannot go on (resumable)"
@@ -96,7 +96,7 @@ class LeftGroups:
         self._task = task
         self._lock = anyio.Lock()
 
-    async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> Draw | None:
+    async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> DrawnItem | None:
         """Return a group that another life has left behind; None: there is none, or the service drains.
 
         One that cannot be gone on with is ended, and counted as lost. `claims`: of the epoch, where items are claimed.
@@ -122,7 +122,7 @@ class LeftGroups:
 
     async def _go_on(
         self, recorded: RecordedGroup, claims: EpochClaims | None, tokenizer_hash: str
-    ) -> tuple[Draw | None, str]:
+    ) -> tuple[DrawnItem | None, str]:
         """Return how to go on with a group, or None and the reason why that is not possible."""
         start, dispatch = recorded.start, recorded.start.dispatch
         reason = self._why_not(recorded, tokenizer_hash)
@@ -135,7 +135,7 @@ class LeftGroups:
             claim = await claims.take_over(start.claim)
             if claim is None:
                 return None, "its place of the epoch is settled"
-        return Draw(dispatch.index, dispatch.snapshot_id, dispatch.probability, claim, recorded), ""
+        return DrawnItem(dispatch.index, dispatch.snapshot_id, dispatch.probability, claim, recorded), ""
 
     def _why_not(self, recorded: RecordedGroup, tokenizer_hash: str) -> str | None:
         """Return why it is not possible to go on with a group, None if it is."""
@@ -160,7 +160,7 @@ class LeftGroups:
         start = recorded.start
         return 0 if recorded.since_start else start.fruitless + (start.life != self._holder.life)
 
-    def recorder(self, draw: Draw, lease: str, new: GroupStart) -> CallRecorder:
+    def recorder(self, draw: DrawnItem, lease: str, new: GroupStart) -> CallRecorder:
         """Return what stores the records of a group: of `new`, or of that which `draw` goes on with."""
         recorded = draw.recorded
         if recorded is None:

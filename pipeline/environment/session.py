@@ -159,7 +159,7 @@ class Session:
 
     @property
     def tool_record(self) -> "Session | None":
-        """What keeps the results of tools; None: calls are not recorded."""
+        """The session where it keeps the results of tools; None: calls are not recorded."""
         return None if self._calls is None else self
 
     @property
