@@ -7,7 +7,9 @@ use.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lachesis.schemas.calls import CallKey
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.schemas.calls import CALL_HEADER, CallKey
+from lachesis.schemas.errors import SchemaError
 
 __all__ = ["OpenGroups"]
 
@@ -43,6 +45,14 @@ class OpenGroups:
         self._ends: dict[str, int] = {}  # by environment: the last sequence seen
         self.dropped = 0
         """Groups that were given up because they were left behind for long, or for lack of room."""
+
+    def apply_message(self, message: StoredMessage) -> None:
+        """Record a message of CALLS by its headers."""
+        try:
+            key = CallKey.unpack(message.headers.get(CALL_HEADER))
+        except SchemaError:
+            key = None
+        self.apply(message.seq, message.subject.rsplit(".", 1)[-1], key, message.time_ns)
 
     def apply(self, seq: int, env: str, key: CallKey | None, time_ns: int) -> None:
         """Record the message at `seq`; `key` None: it cannot be read, and is no part of any group."""

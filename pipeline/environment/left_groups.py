@@ -30,7 +30,7 @@ from lachesis.schemas.control import EpochClaim
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Dispatch
 
-__all__ = ["DrawnItem", "LeftGroups", "records_calls"]
+__all__ = ["GroupTask", "LeftGroups", "records_calls"]
 
 log = logging.getLogger("lachesis")
 
@@ -38,7 +38,7 @@ _MAX_FRUITLESS = 3
 """Lives in a row that may end without a further record of a group, until it is given up: it may be what ends them."""
 
 
-class DrawnItem(NamedTuple):
+class GroupTask(NamedTuple):
     """An item to work on; `recorded`: what another life has done of its group."""
 
     item: int
@@ -96,7 +96,7 @@ class LeftGroups:
         self._task = task
         self._lock = anyio.Lock()
 
-    async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> DrawnItem | None:
+    async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> GroupTask | None:
         """Return a group that another life has left behind; None: there is none, or the service drains.
 
         One that cannot be gone on with is ended, and counted as lost. `claims`: of the epoch, where items are claimed.
@@ -122,7 +122,7 @@ class LeftGroups:
 
     async def _go_on(
         self, recorded: RecordedGroup, claims: EpochClaims | None, tokenizer_hash: str
-    ) -> tuple[DrawnItem | None, str]:
+    ) -> tuple[GroupTask | None, str]:
         """Return how to go on with a group, or None and the reason why that is not possible."""
         start, dispatch = recorded.start, recorded.start.dispatch
         reason = self._why_not(recorded, tokenizer_hash)
@@ -135,7 +135,7 @@ class LeftGroups:
             claim = await claims.take_over(start.claim)
             if claim is None:
                 return None, "its place of the epoch is settled"
-        return DrawnItem(dispatch.index, dispatch.snapshot_id, dispatch.probability, claim, recorded), ""
+        return GroupTask(dispatch.index, dispatch.snapshot_id, dispatch.probability, claim, recorded), ""
 
     def _why_not(self, recorded: RecordedGroup, tokenizer_hash: str) -> str | None:
         """Return why it is not possible to go on with a group, None if it is."""
@@ -160,12 +160,18 @@ class LeftGroups:
         start = recorded.start
         return 0 if recorded.since_start else start.fruitless + (start.life != self._holder.life)
 
-    def recorder(self, draw: DrawnItem, lease: str, new: GroupStart) -> CallRecorder:
+    def recorder(self, draw: GroupTask, lease: str, new: GroupStart) -> CallRecorder:
         """Return what stores the records of a group: of `new`, or of that which `draw` goes on with."""
         recorded = draw.recorded
         if recorded is None:
             return CallRecorder(self._service, new)
         self.figures.resumed_groups += 1
+        log.info(
+            "group %s goes on: %d calls, %.1f s of generation, are recorded",
+            recorded.start.group,
+            recorded.n_calls,
+            recorded.seconds,
+        )
         life = self._holder.life
         fruitless = self._fruitless(recorded)
         start = recorded.start.replace(holder=self._holder.holder, life=life, lease=lease, fruitless=fruitless)
@@ -195,5 +201,6 @@ class LeftGroups:
 
     def _count_lost(self, group: str, reason: str, lost_s: float) -> None:
         self.figures.lost_groups += 1
-        self.figures.lost_s += lost_s
+        self.figures.lost_seconds += lost_s
+        self._service.vitals.metrics |= self.figures.metrics(self._name)
         log.warning("group %s is not gone on with, and %.1f s of generation are lost: %s", group, lost_s, reason)

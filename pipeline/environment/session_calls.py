@@ -38,9 +38,9 @@ class CallFigures:
     recorded_calls: int = 0
     resumed_groups: int = 0
     resumed_calls: int = 0
-    resumed_s: float = 0.0
+    resumed_seconds: float = 0.0
     lost_groups: int = 0
-    lost_s: float = 0.0
+    lost_seconds: float = 0.0
     diverged: int = 0
 
     def metrics(self, env: str) -> dict[str, float]:
@@ -75,7 +75,7 @@ class GroupCalls:
     def give_up(self, sample: int) -> None:
         """Begin a new attempt at a sample: what the last one recorded is lost."""
         session = self.recorder.known.sessions.get(self.name_of(sample))
-        self.figures.lost_s += session.seconds if session is not None else 0.0
+        self.figures.lost_seconds += session.seconds if session is not None else 0.0
         self._attempts[sample] = self._attempts.get(sample, 0) + 1
 
     def finished(self, sample: int) -> tuple[SessionEnd, list[SessionCall]] | None:
@@ -87,7 +87,7 @@ class GroupCalls:
         if [call.index for call in path] != session.end.calls:
             return None
         self.figures.resumed_calls += len(path)
-        self.figures.resumed_s += sum(call.seconds for call in path)
+        self.figures.resumed_seconds += sum(call.seconds for call in path)
         return session.end, path
 
 
@@ -132,14 +132,14 @@ class SessionCalls:
             self._group.figures.diverged += 1
             if self._group.diverging == "give_up":
                 raise NotResumableError(self.diverged)
-            self._group.figures.lost_s += sum(one.seconds for one in gone)
+            self._group.figures.lost_seconds += sum(one.seconds for one in gone)
             call = None
         self._digest = digest
         self._was_replayed = call is not None
         if call is not None:
             self._path.append(call.index)
             self._group.figures.resumed_calls += 1
-            self._group.figures.resumed_s += call.seconds
+            self._group.figures.resumed_seconds += call.seconds
         return call
 
     async def store(

@@ -40,7 +40,7 @@ from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.held_out import settle_held_out
 from lachesis.pipeline.environment.leases import ProducerLeases
-from lachesis.pipeline.environment.left_groups import DrawnItem, LeftGroups, records_calls
+from lachesis.pipeline.environment.left_groups import GroupTask, LeftGroups, records_calls
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
@@ -349,13 +349,13 @@ class _Producer:
                 else:
                     await self.leases.release(lease)
 
-    async def _left_behind(self) -> DrawnItem | None:
+    async def _left_behind(self) -> GroupTask | None:
         """Return a group that another life has left behind, None without any."""
         if self.left is None:
             return None
         return await self.left.take_up(self.claims, self.guard.tokenizer_hash(self.settings.chat_template_kwargs))
 
-    async def _take_over_lease(self, draw: DrawnItem) -> str | None:
+    async def _take_over_lease(self, draw: GroupTask) -> str | None:
         """Return a lease for a group that is gone on with: that which it has, if it is still held, else a new one.
 
         None: there is no room yet, or the service drains; then the group is offered again.
@@ -405,11 +405,11 @@ class _Producer:
             self._end_hanging()
             await anyio.sleep(LOOK_S)
 
-    async def _draw(self) -> DrawnItem | None:
+    async def _draw(self) -> GroupTask | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
         if self.claims is None:
             (drawn,) = self.sampler.sample(1, self.rng)
-            return DrawnItem(drawn.item, self.sampler.snapshot_id, drawn.probability)
+            return GroupTask(drawn.item, self.sampler.snapshot_id, drawn.probability)
         try:
             claim = await self.claims.claim()
             while self.failures.is_too_long(self.claims.order.item(claim)):  # known since another epoch
@@ -417,7 +417,7 @@ class _Producer:
                 claim = await self.claims.claim()
         except InfrastructureError:
             return None  # draining; what may be claimed is claimed again by the next life of this process
-        return DrawnItem(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
+        return GroupTask(self.claims.order.item(claim), f"epoch-{claim.epoch}", 1.0 / len(self.claims.order), claim)
 
     async def _settle(self, claim: EpochClaim | None) -> None:
         if self.claims is not None and claim is not None:
@@ -433,7 +433,7 @@ class _Producer:
             except InfrastructureError:
                 return  # draining; the next life of this process claims it again
 
-    async def _generate(self, lease: str, draw: DrawnItem) -> "_GeneratedGroup | None":
+    async def _generate(self, lease: str, draw: GroupTask) -> "_GeneratedGroup | None":
         """Return a new group, or one that another life began.
 
         None when infrastructure, the server's refusal, the environment's code or its own size failed it.
@@ -492,7 +492,7 @@ class _Producer:
         self.counter += draw.claim is None and recorder is None
         return made
 
-    async def _begin(self, lease: str, draw: DrawnItem, task: Task) -> "_GroupInProgress":
+    async def _begin(self, lease: str, draw: GroupTask, task: Task) -> "_GroupInProgress":
         """Return the start of a group, of a new one or of that which is gone on with; stored if its calls will be."""
         start = self._start(lease, draw, task)
         if self.left is None:
@@ -502,7 +502,7 @@ class _Producer:
         return _GroupInProgress(recorder.known.start, recorder)
 
     async def _make(
-        self, lease: str, draw: DrawnItem, task: Task, client: InferenceClient, begun: "_GroupInProgress"
+        self, lease: str, draw: GroupTask, task: Task, client: InferenceClient, begun: "_GroupInProgress"
     ) -> tuple[GroupDraft, "_GeneratedGroup"]:
         """Generate a group. Raises as `collect_group`, and `DataError` where it cannot be stored or trained on."""
         start, recorder = begun
@@ -523,7 +523,7 @@ class _Producer:
             )
             return draft, _GeneratedGroup(group, self._within_lease(group), spans, recorder)
 
-    def _start(self, lease: str, draw: DrawnItem, task: Task) -> GroupStart:
+    def _start(self, lease: str, draw: GroupTask, task: Task) -> GroupStart:
         """Return the start of a new group. Where calls are recorded, it takes a counter that no other group has."""
         producer, epoch, counter = self._identity(draw.claim)
         self.counter += self.left is not None and draw.claim is None and draw.recorded is None

@@ -44,8 +44,7 @@ class LeftBehind:
         ) as messages:
             async for message in messages:
                 self._next = message.seq + 1
-                env = message.subject.rsplit(".", 1)[-1]
-                self.groups.apply(message.seq, env, _key(message), message.time_ns)
+                self.groups.apply_message(message)
 
     def count(self, env: str, now_s: float) -> int:
         """Return how many groups of `env` a process may take up."""
@@ -71,13 +70,6 @@ class LeftBehind:
         except (NotFoundError, SchemaError):  # trimmed meanwhile: without its start it is no group any more
             return TakeUpReply(group=group)
         return TakeUpReply(group=group, records=records, more=len(records) < len(seqs))
-
-
-def _key(message: StoredMessage) -> CallKey | None:
-    try:
-        return CallKey.unpack(message.headers.get(CALL_HEADER))
-    except SchemaError:
-        return None
 
 
 def _kind(message: StoredMessage) -> RecordKind:

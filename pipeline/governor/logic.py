@@ -414,7 +414,7 @@ class Governor:
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,
             "flow/blocked": float(self.blocked),
-            "flow/lost_s": self._lost_s,
+            "flow/lost_seconds": self._lost_s,
             **{f"flow/{name}": count for name, count in self._counts.items()},
             **({} if self.budget.disk_bytes is None else {"flow/disk_bytes": self.budget.disk_bytes}),
             **{f"flow/fill/{stream}": share for stream, share in self.budget.fill().items()},

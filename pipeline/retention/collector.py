@@ -20,6 +20,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
+from lachesis.pipeline.calls.open_groups import OpenGroups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
@@ -44,7 +45,7 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.retention import Hold, Retention
-from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["GarbageCollector", "GcLimits", "GcPlan"]
 
@@ -102,7 +103,8 @@ class GarbageCollector:
         claimed = [*await self._service_claims(), *retention_floor.hold_claims(holds)]
         found = GcPlan()
         ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
-        for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
+        claimed += await self._conversation_claims(born)
+        for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER, CALLS):
             names = collectable(stream, config.run, config.revision, [*config.environments, *self._gone], ledger)
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
@@ -182,6 +184,19 @@ class GarbageCollector:
         stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
         gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._config.environments)
         return [name for name in sorted(gone) if _is_environment(name)]
+
+    async def _conversation_claims(self, born_before_ns: int | None) -> list[RetentionClaim]:
+        """Return the claims of conversations under way; one whose last call is older than asked for has none."""
+        groups = OpenGroups(lambda env, lease: True)
+        async with self._bus.read(CALLS, [subjects.call(self._config.run)], headers_only=True, follow=False) as calls:
+            async for call in calls:
+                groups.apply_message(call)
+        if born_before_ns is not None:
+            groups.drop_older(born_before_ns)
+        return [
+            RetentionClaim(CALLS, subjects.call(self._config.run, env), groups.lowest(env), "conversations under way")
+            for env in groups.environments()
+        ]
 
     async def _service_claims(self) -> list[RetentionClaim]:
         """Return the claims of the services, for every trainer that has a ledger here."""

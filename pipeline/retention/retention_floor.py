@@ -100,6 +100,8 @@ def trimmable(stream: str, run: str, revision: str, environments: Iterable[str])
             return [subjects.event(kind, run, revision, env) for env in environments for kind in _TRIMMED_KINDS]
         case subjects.TEACHER:
             return [subjects.logprobs(run, revision, env) for env in environments]
+        case subjects.CALLS:
+            return [subjects.call(run, env) for env in environments]
     return []
 
 

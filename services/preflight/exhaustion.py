@@ -20,7 +20,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
-from lachesis.schemas.subjects import BUCKET, LEDGER, WEIGHTS
+from lachesis.schemas.subjects import BUCKET, CALLS, LEDGER, WEIGHTS
 from lachesis.services.output import human_bytes
 from lachesis.services.run.scope import scope_of
 
@@ -99,6 +99,12 @@ def _room_mend(kind: str) -> str:
         return (
             "`lachesis gc --attempts --yes` deletes records of failed deliveries, which scorer and teacher can write "
             f"without end; raise streams.bucket_bytes; an identity that writes more than it should: {_NEW_KEY}"
+        )
+    if kind == CALLS:
+        return (
+            "the governor deletes calls once their group is stored, and gives up what killed processes left behind; "
+            "raise streams.calls_bytes and run lachesis init, lower environments.*.concurrency, or set "
+            'environments.NAME.record = "never"'
         )
     trim = "`lachesis gc --keep-bytes SIZE --yes` deletes what nobody needs" + (
         " (the ledger with --ledger)" if kind == LEDGER else ""

@@ -39,6 +39,7 @@ _OTHERS = (
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
     "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor", "rl.weights.one.head",
     "rl.weights.one.chunk", "rl.blob.rollout.one.lost.recovery", "rl.blob.logprobs.one.lost.recovery",
+    "rl.call.one.words", "rl.call.one.far", "rl.takeup.one.words", "rl.takeup.one.far",
     "rl.alert.one.recovery.lost", "rl.replay.rescore.one.recovery.lost",
 )  # fmt: skip
 _KEYS = tuple(
@@ -115,6 +116,7 @@ def subscriptions() -> Iterator[str]:
         "rl.admission.one",
         "rl.shadow.one.again",
     )
+    yield from ("rl.takeup.one.words", "rl.takeup.one.far", "rl.call.one.words")
     yield from ("rl.lease.one.words", "rl.lease.one.far", "rl.health.one.supervisor", "rl.kv.>")
     yield from ("rl.kv.one.>", "rl.kv.two.>", "rl.kv.two.policy")
     yield from (f"rl.kv.one.{key.removeprefix('$KV.lachesis_one.')}" for key in _KEYS)
