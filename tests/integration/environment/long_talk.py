@@ -10,7 +10,7 @@ from lachesis.pipeline.environment.tools import run_tools, tool
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.rollout import ToolCall
 
-TURNS = 20
+TURNS = 12
 
 
 class LongTalk(Environment):
@@ -40,7 +40,9 @@ class LongTalk(Environment):
             self.note(begin=place)
             reply = await session.generate()
             self.note(end=place, text=reply.text)
-            call = ToolCall(name="ring", arguments=json.dumps({"bell": f"{task.item} {turn} {reply.text}"}))
+            call = ToolCall(
+                name="ring", arguments=json.dumps({"bell": f"{task.item} {session.sample} {turn} {reply.text}"})
+            )
             said = await run_tools(self.tools, ParsedCalls([call], []), self.tool_timeout_s, session.tool_record)
             session.add(f"Go on {turn}", *[message.content[:8] for message in said])
 
