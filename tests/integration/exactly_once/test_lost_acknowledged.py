@@ -33,6 +33,7 @@ SUBJECTS = {
     "TEACHER": subjects.logprobs(RUN, "live", "sums"),
     "WEIGHTS": subjects.weights_heads(RUN),
     "LEDGER": subjects.state(RUN, "governor", "live", "0"),
+    "CALLS": subjects.call(RUN, "sums"),
 }
 EVERY_STORE = (*STREAMS, BUCKET)
 

@@ -26,7 +26,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark
 from lachesis.schemas.codec import encode
 from lachesis.schemas.ledger import GENESIS, TrainReport
-from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
+from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER, WEIGHTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.preflight.server import check_server
 from lachesis.services.run import recovery
@@ -114,6 +114,7 @@ async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_i
         ROLLOUTS: rollouts, EVENTS: subjects.event("eval", RUN, "live", "words"),
         LEDGER: subjects.state(RUN, "governor", "live", "0"), TEACHER: subjects.logprobs(RUN, "live", "words"),
         REPLAY: subjects.replay("rescore", RUN, "again", "words"), WEIGHTS: subjects.weights_heads(RUN),
+        CALLS: subjects.call(RUN, "words"),
     }  # fmt: skip
     for number in range(3):
         for subject in subject_of.values():
