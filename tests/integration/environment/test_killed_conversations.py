@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from integration.audit import audit
 from integration.environment import long_talk
 from integration.harness import RUN, Run, until
@@ -32,9 +33,9 @@ SETS = {
     "environments.sums.kind": f"{long_talk.__file__}:LongTalk",
     "environments.sums.samples": 2,
     "environments.sums.concurrency": 2,
-    "environments.sums.max_new_tokens": 400,  # an untrained model ends its turns late
+    "environments.sums.max_new_tokens": 200,
     "environments.sums.longest_tokens": 8000,
-    "batching.batch_size": 8,
+    "batching.batch_size": 4,
     "evaluate.held_out": 0,
     "training.checkpoint_every": 2,
 }
@@ -91,7 +92,10 @@ async def test_no_answer_is_lost_and_no_tool_runs_twice(tmp_path: Path, record: 
     params = f'{{ notes = "{notes}" }}'
     sets = {**SETS, "environments.sums.params": params, "environments.sums.record": record}
     run = Run(tmp_path, 1_000_000, Supervised(tmp_path), sets=sets)
-    save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=8192), tmp_path / "model")
+    policy = build_tiny_policy(0, width=32, layers=1, heads=2, max_length=8192)
+    with torch.no_grad():  # an untrained model would seldom end a turn
+        policy.model.get_output_embeddings().weight[policy.tokenizer.eos_token_id] *= 40
+    save_policy(policy, tmp_path / "model")
     rng, kills = random.Random(7), list[float]()
     with run:
         run.start()
@@ -106,7 +110,7 @@ async def test_no_answer_is_lost_and_no_tool_runs_twice(tmp_path: Path, record: 
                 os.kill(pid, signal.SIGKILL)
                 await run.wait_until_back(victim, pid)
                 await run.wait_for_step(before + 1)
-        await run.wait_for_step(run.step() + 6)
+        await run.wait_for_step(run.step() + 2)
     async with run.servers.afterwards("audit") as bus:
         found = await audit(bus, RUN)
         groups = await stored(bus)
