@@ -14,6 +14,7 @@ are the session's work. What may fail, and what then happens:
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from lachesis.pipeline.common.real_number import finite_number
@@ -79,6 +80,13 @@ class Environment:
                 return Task(item=f"broken-{index}", prompt=f"broken-{index}")
 
         return keys_of(map(task, range(len(self))))
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Keep what rollouts need, a process or a server say, while the context lasts. Default: nothing.
+
+        It may be entered while it is already kept.
+        """
+        return nullcontext()
 
     async def rollout(self, task: Task, session: Session) -> None:
         """Hold one conversation. Override it for a conversation that `respond` cannot express."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.schemas.errors import DataError
 
 __all__ = ["FakeInference"]
 
@@ -42,11 +43,14 @@ class FakeInference:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the ids of chat messages. Roles: system, user, assistant, tool.
+        """Return the ids of chat messages. Roles: system, user, assistant, tool. Raises `DataError` for tools.
 
         Its template has no parameters; those that it is given are kept in `template_kwargs`.
         """
+        if tools:
+            raise DataError("the chat template does not read `tools`")
         self.template_kwargs = dict(chat_template_kwargs or {})
         ids = []
         for message in messages:

@@ -6,7 +6,7 @@ are those of all environments.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.columns import Column
 
-__all__ = ["GeneratedGroup", "GroupEnvironment", "SequenceExtras", "running_environment"]
+__all__ = ["GeneratedGroup", "GroupEnvironment", "SequenceExtras"]
 
 
 class SequenceExtras(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +67,3 @@ class GroupEnvironment(Environment):
         may help, and EnvironmentCodeError for a bug of the environment.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate_group()")
-
-
-def running_environment(env: Environment) -> AbstractAsyncContextManager[None]:
-    """Hold what the environment needs to make groups: nothing, unless it makes whole groups by itself."""
-    return env.running() if isinstance(env, GroupEnvironment) else nullcontext()

@@ -63,10 +63,12 @@ class Inference(Protocol):
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Return the token ids of chat messages under the server's chat template.
 
-        `chat_template_kwargs`, parameters of the template, are given where an environment has some.
+        `chat_template_kwargs`, parameters of the template, and `tools`, functions that it names to the model, are given
+        where there are some. Raises DataError where a template knows no tools.
         """
         ...
 
@@ -157,13 +159,24 @@ class InferenceRequests:
         """The parameters of the chat template."""
         return self._config.chat_template_kwargs
 
-    async def tokenize(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation, the generation prompt included."""
+    async def tokenize(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the token ids of a conversation, the generation prompt included.
+
+        `tools`: functions, as OpenAI's routes name them, that the chat template names to the model.
+        """
         chat = [as_chat(message) for message in messages]
         kwargs = self._config.chat_template_kwargs
         given: dict[str, Any] = {"chat_template_kwargs": kwargs} if kwargs else {}
+        given |= {"tools": list(tools)} if tools else {}
         return await self._retry(
-            "tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True, **given)
+            "tokenize",
+            lambda: self._inference.tokenize(chat, add_generation_prompt=add_generation_prompt, **given),
         )
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:

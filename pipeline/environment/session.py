@@ -138,6 +138,16 @@ class Session:
         return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0)
 
     @property
+    def requests(self) -> InferenceRequests:
+        """Access to the model, for code that holds the conversation itself and adds its turns by `add_turn`."""
+        return self._requests
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the run samples."""
+        return self._sampling
+
+    @property
     def text(self) -> str:
         """The latest reply's text, empty before the first."""
         return self.replies[-1].text if self.replies else ""
@@ -193,6 +203,17 @@ class Session:
                 raise SampleEnded from error
             self.failure = error
             raise
+        return self._add_reply(turn, parsed)
+
+    def add_turn(self, new: Sequence[int], turn: ModelTurn, calls: Sequence[ToolCall] = ()) -> None:
+        """Append a turn that `requests` generated for code that holds the conversation itself.
+
+        `new`: the tokens between the sequence so far and the turn. The messages that led to it are added before.
+        """
+        self._put(list(new))
+        self._add_reply(turn, ParsedCalls(list(calls), []))
+
+    def _add_reply(self, turn: ModelTurn, parsed: ParsedCalls) -> Reply:
         self._append(turn)
         reply = Reply(
             text=turn.text,

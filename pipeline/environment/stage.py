@@ -36,7 +36,6 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.failures import GroupFailures
-from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.held_out import settle_held_out
 from lachesis.pipeline.environment.leases import ProducerLeases
@@ -168,7 +167,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
         service.leases.append(producer.leases)
         service.loop_holders, service.held_limit_s = HOOKS, env.rollout_timeout_s
         async with (
-            running_environment(env),
+            env.running(),
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(producer.follow_curriculum)

@@ -24,7 +24,6 @@ from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.user_code import refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group, deciding_error, describe_error
 from lachesis.pipeline.environment.session import Session
@@ -150,7 +149,7 @@ async def evaluate(
                 tally.greedy[place] = await draw(place, 1, likeliest)
 
     try:
-        async with running_environment(env), anyio.create_task_group() as tasks:
+        async with env.running(), anyio.create_task_group() as tasks:
             for place in range(len(indices)):
                 tasks.start_soon(one, place)
     except ExceptionGroup as group:

@@ -20,7 +20,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.collecting import collect_config, max_context_of
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.group_environment import running_environment
 from lachesis.pipeline.environment.inference import Inference, derive_seed
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
@@ -101,7 +100,7 @@ class InferenceTest:
                 keep(sample)
 
         try:
-            async with running_environment(self._env), anyio.create_task_group() as tasks:
+            async with self._env.running(), anyio.create_task_group() as tasks:
                 for step in range(len(self.indices)):
                     tasks.start_soon(group, step)
         except ExceptionGroup as errors:

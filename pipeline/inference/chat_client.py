@@ -197,11 +197,14 @@ class ChatInference:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Return the ids that spell a conversation.
 
-        The parameters of the template go with the requests to come.
+        The parameters of the template go with the requests to come. Raises `DataError` for tools.
         """
+        if tools:
+            raise DataError("tools are not passed on to this server; name them in a system message")
         self._template_kwargs = chat_template_kwargs
         ids = []
         for message in messages:

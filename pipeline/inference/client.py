@@ -270,12 +270,17 @@ class InferenceClient:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the token ids of chat messages under the server's chat template, with these parameters of it."""
+        """Return the token ids of chat messages under the server's chat template, with these parameters of it.
+
+        `tools`: functions that the template names to the model. Raises `DataError` where it cannot.
+        """
         request = TokenizeRequest(
             messages=list(messages),
             add_generation_prompt=add_generation_prompt,
             chat_template_kwargs=dict(chat_template_kwargs) if chat_template_kwargs else None,
+            tools=list(tools) if tools else None,
         )
         tokens = (await self._post("/tokenize", request, TokenizeResponse)).tokens
         self._check_ids("/tokenize", tokens)

@@ -1,0 +1,1 @@
+"""The recording endpoint: any agent that knows a base URL as an environment."""

@@ -1,0 +1,111 @@
+"""Defines a dialect: how one protocol's requests are read, and its answers written. Pure.
+
+Guarantees that nothing a request says is lost in silence: a field is honoured, changes nothing here, or is refused by
+name in the dialect's own form of an error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelAnswer, ModelRequest, plain_arguments
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.rollout import ToolCall
+from lachesis.schemas.values import shaped
+
+__all__ = ["Dialect", "FieldRules", "StreamEvent", "optional", "tool_call", "typed", "typed_texts"]
+
+T = TypeVar("T")
+_MAX_QUOTED = 60
+
+
+class StreamEvent(NamedTuple):
+    """One server-sent event. `name` None: it has none. `data` None: the end marker of OpenAI's chat streams."""
+
+    name: str | None
+    data: dict[str, Any] | None
+
+
+class Dialect(Protocol):
+    """A protocol, requested by POST at `path`."""
+
+    path: str
+
+    def read(self, body: Mapping[str, Any]) -> ModelRequest:
+        """Return the request in a body. Raises `DataError` that names what cannot be served."""
+        ...
+
+    def answer(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
+        """Return the body of a whole answer."""
+        ...
+
+    def events(self, request: ModelRequest, answer: ModelAnswer) -> Iterator[StreamEvent]:
+        """Yield the events of an answer that is streamed."""
+        ...
+
+    def error(self, status: int, text: str, code: str | None = None) -> dict[str, Any]:
+        """Return the body of an error. `code`: OpenAI's name of it, if it has one."""
+        ...
+
+    def error_event(self, status: int, text: str) -> StreamEvent:
+        """Return the event that ends a stream with an error."""
+        ...
+
+
+class FieldRules(NamedTuple):
+    """What becomes of the fields of a request, or of a part of one.
+
+    `read`: they are honoured. `without_effect`: they change nothing of an answer here. `neutral`: they are not served,
+    and these are the values, beside null, with which they request nothing.
+    """
+
+    read: frozenset[str]
+    without_effect: frozenset[str] = frozenset()
+    neutral: Mapping[str, Sequence[Any]] = {}
+
+    def check(self, fields: Mapping[str, Any], where: str = "") -> None:
+        """Raise `DataError` that names a field which cannot be served."""
+        for name, value in fields.items():
+            if name in self.read or name in self.without_effect or value is None:
+                continue
+            if name not in self.neutral:
+                raise DataError(f"{where}{name:.{_MAX_QUOTED}} is not known here; leave it out")
+            if value not in self.neutral[name]:
+                raise DataError(f"{where}{name} is {value!r:.{_MAX_QUOTED}}, which is not served here; leave it out")
+
+
+def typed(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """Return a field, `default` if it is missing or null. Raises `DataError` if it is of another type."""
+    value = fields.get(name)
+    return default if value is None else shaped(name, kind, value)
+
+
+def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """Return a field, None if it is missing or null. Raises `DataError` if it is of another type."""
+    value = fields.get(name)
+    return None if value is None else shaped(name, kind, value)
+
+
+def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:
+    """Return a content, which is text or a list of parts of these types. Raises `DataError` for any other."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise DataError(f"{where} is {value!r:.{_MAX_QUOTED}}; it must be text, or a list of parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = None if kind not in kinds else part.get("text", part.get("refusal"))
+        if not isinstance(text, str):
+            raise DataError(f"{where} has a part of type {kind!r:.{_MAX_QUOTED}}; the model reads text alone")
+        texts.append(text)
+    return "".join(texts)
+
+
+def tool_call(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
+    """Return a tool call of a history. Raises `DataError` if it has no name or id."""
+    if not isinstance(name, str) or not isinstance(call_id, str):
+        raise DataError(f"{where} has a tool call without name or id")
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+    return ToolCall(name=name, arguments=plain_arguments(text), id=call_id)

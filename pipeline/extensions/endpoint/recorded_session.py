@@ -1,0 +1,203 @@
+"""Answers the calls of one session by the policy, and records them.
+
+Guarantees that a call is recorded before its answer is handed out; that a request which is sent again gets the recorded
+answer, also while the first one is under way; and that a failure of inference is remembered, so that an agent that
+swallows it still yields no rollout.
+"""
+
+import secrets
+import string
+import time
+from collections.abc import Mapping
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.environment.inference import ModelTurn, derive_seed
+from lachesis.pipeline.environment.session import Session, check_prompt
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError
+from lachesis.pipeline.extensions.endpoint.logic.answers import first_stop, read_answer
+from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, RecordedAnswer, SampledAnswer
+from lachesis.pipeline.extensions.endpoint.logic.conversation import AnswerSample, ModelAnswer, ModelRequest
+from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.values import shaped
+
+__all__ = ["RecordedSession", "SessionEndedError"]
+
+_ID_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+"""Letters of a tool call's id; the templates of one family take exactly these."""
+
+
+class SessionEndedError(DataError):
+    """Raised by a call in a session that has ended, or has made as many calls as it may."""
+
+
+class RecordedSession:
+    """The calls of one session. `session`: the sample that they make. `max_calls`: no more are answered."""
+
+    def __init__(self, session: Session, renderer: PromptRenderer, *, max_calls: int) -> None:
+        self.session = session
+        self.tree = CallTree()
+        self.rewards: dict[str, float | None] | None = None
+        """What was reported, by component; None: nothing was, which is no reward of 0."""
+        self.ended = anyio.Event()
+        """Set once it has a reward, or cannot go on."""
+        self.under_way = 0
+        """Calls that are being answered."""
+        self._renderer = renderer
+        self._max_calls = max_calls
+        self._begun: dict[str, anyio.Event] = {}
+        """By digest, the requests that are being answered."""
+        self._texts: dict[int, str] = {}
+
+    async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
+        """Return the answer to a request. `is_retry`: its client says that it has sent it before.
+
+        Raises `SessionEndedError`, `DataError` for a request that cannot be served, and `InfrastructureError`.
+        """
+        request.check()
+        digest = request.digest
+        if is_retry and digest in self._begun:
+            await self._begun[digest].wait()
+        if (known := self.tree.repeated(digest, is_retry=is_retry)) is not None:
+            return known
+        if self.session.failure is not None:
+            raise self.session.failure
+        if self.ended.is_set():
+            raise SessionEndedError("this session has ended")
+        if len(self.tree.calls) + self.under_way + request.n > self._max_calls:
+            raise SessionEndedError(f"this session has made the {self._max_calls} calls that it may (max_turns)")
+        done = self._begun[digest] = anyio.Event()
+        self.under_way += request.n
+        try:
+            return await self._sample(self._whole(request), request)
+        except InfrastructureError as error:
+            self.session.failure = error
+            self.ended.set()
+            raise
+        finally:
+            self.under_way -= request.n
+            done.set()
+            if self._begun.get(digest) is done:
+                del self._begun[digest]
+
+    def report(self, rewards: Mapping[str, float | None]) -> None:
+        """Take the session's rewards, which end it. A report that is repeated as it was changes nothing.
+
+        Raises `SessionEndedError` for another one.
+        """
+        if self.rewards is not None and dict(rewards) != self.rewards:
+            raise SessionEndedError("this session has another reward already")
+        self.rewards = dict(rewards)
+        self.ended.set()
+
+    def fill(self) -> None:
+        """Give the session the sequence with the most sampled tokens among those of its calls.
+
+        Raises `EnvironmentCodeError` if no answer arrived at the agent.
+        """
+        path = self.tree.longest_path()
+        if not path:
+            raise EnvironmentCodeError("the agent got no answer of the model: did it use the endpoint's address?")
+        session = self.session
+        session.messages = []
+        for call in path:
+            session.add(*(message.as_message() for message in call.new_messages))
+            sampled = call.sampled
+            turn = ModelTurn(
+                sampled.token_ids,
+                sampled.logprobs,
+                sampled.versions,
+                sampled.text,
+                sampled.finish_reason,
+                sampled.routed_experts,
+                sampled.sampling_mask,
+            )
+            session.add_turn(call.new_tokens, turn, call.message.tool_calls)
+
+    def _whole(self, request: ModelRequest) -> ModelRequest:
+        """Return the request with the whole conversation, if it names the answer that it follows."""
+        if request.follows is None:
+            return request
+        before = self.tree.conversation(request.follows)
+        if before is None:
+            raise DataError("previous_response_id names no answer of this session")
+        if request.messages[0].role == "system":  # instructions hold for one response alone
+            before = [request.messages[0], *(before[1:] if before[0].role == "system" else before)]
+            return msgspec.structs.replace(request, messages=[*before, *request.messages[1:]])
+        return msgspec.structs.replace(request, messages=[*before, *request.messages])
+
+    async def _sample(self, request: ModelRequest, asked: ModelRequest) -> RecordedAnswer:
+        requests = self.session.requests
+        followed = self.tree.followed(request)
+        new_tokens = await self._renderer.new_tokens(requests, self.tree, request, followed)
+        known = [] if followed.parent is None else self.tree.tokens(followed.parent)
+        prompt = [*known, *new_tokens]
+        sampling = self._sampling(request)
+        try:
+            check_prompt(prompt, requests, sampling)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(f"prompt is too long: {error}") from error
+        generations = await requests.generate(prompt, request.n, sampling)
+        turns = [await requests.finish(prompt, one, sampling) for one in generations]
+        opened = bool(await requests.opened_by(prompt))
+        samples = [await self._read(request, turn, opened=opened) for turn in turns]
+        sampled = [
+            SampledAnswer(
+                token_ids=turn.token_ids,
+                logprobs=turn.logprobs,
+                versions=turn.versions,
+                text=turn.text,
+                finish_reason=turn.finish_reason,
+                routed_experts=turn.routed_experts,
+                sampling_mask=turn.sampling_mask,
+            )
+            for turn in turns
+        ]
+        answer = ModelAnswer(
+            id=secrets.token_hex(12), created_s=int(time.time()), samples=samples, prompt_tokens=len(prompt)
+        )
+        return self.tree.record(request, followed, new_tokens, sampled, answer, digest=asked.digest)
+
+    def _sampling(self, request: ModelRequest) -> SamplingParams:
+        """Return how to sample: as the run does, in what decides probabilities, and within the request's bounds.
+
+        Raises `DataError` for a number that is out of range.
+        """
+        run = self.session.sampling
+        given = {
+            name: value
+            for name in ("max_tokens", "seed", "stop", "temperature", "top_p")
+            if (value := getattr(request, name)) is not None
+        }
+        bounds = shaped("the request", SamplingParams, given)
+        limits = [limit for limit in (run.max_tokens, bounds.max_tokens) if limit is not None]
+        seed = bounds.seed
+        if seed is None:
+            seed = derive_seed(run.seed, self.session.sample, "call", len(self.tree.calls) + self.under_way)
+        return msgspec.structs.replace(run, max_tokens=min(limits, default=None), stop=bounds.stop, seed=seed)
+
+    async def _read(self, request: ModelRequest, turn: ModelTurn, *, opened: bool) -> AnswerSample:
+        requests = self.session.requests
+        whole = await requests.detokenize(turn.token_ids) if request.tools or request.stop else ""
+        ended = turn.finish_reason == "stop"
+        return AnswerSample(
+            message=read_answer(turn.text, whole, opened=opened, has_tools=bool(request.tools), new_id=_new_id),
+            finish_reason=turn.finish_reason,
+            stop_sequence=first_stop(whole, request.stop) if ended else None,
+            tokens=len(turn.token_ids),
+            logprobs=await self._named(turn) if request.logprobs else [],
+        )
+
+    async def _named(self, turn: ModelTurn) -> list[tuple[str, float]]:
+        for token in turn.token_ids:
+            if token not in self._texts:
+                self._texts[token] = await self.session.requests.detokenize([token])
+        return [(self._texts[token], value) for token, value in zip(turn.token_ids, turn.logprobs, strict=True)]
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))

@@ -1,0 +1,99 @@
+"""Computes the tokens of a request that are not recorded yet, by the server's chat template.
+
+Guarantees that tokens of the conversation so far are never made again from text: a request that goes on from a recorded
+answer adds what the template puts after it. Tools are named by the template, or, if it reads none, in a system message.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.template import render_turn
+from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer
+from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
+from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.rollout import Message
+
+__all__ = ["PromptRenderer", "Tokenize", "tool_text"]
+
+Tokenize = Callable[..., Awaitable[list[int]]]
+"""`InferenceRequests.tokenize`."""
+_PROBE = [Message(role="user", content="a")]
+
+
+class PromptRenderer:
+    """The rules by which one chat template renders requests. One instance serves all sessions of a run."""
+
+    def __init__(self) -> None:
+        self._reads_tools: bool | None = None
+        self._lock = anyio.Lock()
+
+    async def new_tokens(
+        self, requests: InferenceRequests, tree: CallTree, request: ModelRequest, followed: FollowedAnswer
+    ) -> list[int]:
+        """Return the tokens between the recorded ones and the answer.
+
+        Raises `DataError` for messages that do not fit the template.
+        """
+        named = request.tools and not await self._template_reads(requests, request.tools)
+        tokenize = partial(requests.tokenize, tools=() if named else request.tools)
+        before = [Message(role="system", content=tool_text(request.tools))] if named else []
+        new = [message.as_message() for message in followed.new]
+        if followed.parent is None:
+            return await tokenize(_with_system(before, new))
+        path = tree.path(followed.parent)
+        opening = _with_system(before, [message.as_message() for message in path[0].new_messages])
+        return await following_tokens(tokenize, opening, path[-1].message.as_message(), new, path[-1].sampled.token_ids)
+
+    async def _template_reads(self, requests: InferenceRequests, tools: Sequence[dict[str, Any]]) -> bool:
+        async with self._lock:
+            if self._reads_tools is None:
+                try:
+                    named = await requests.tokenize(_PROBE, tools=tools)
+                    self._reads_tools = named != await requests.tokenize(_PROBE)  # others drop them in silence
+                except DataError:
+                    self._reads_tools = False
+            return self._reads_tools
+
+
+async def following_tokens(
+    tokenize: Tokenize, opening: Sequence[Message], answer: Message, new: Sequence[Message], sampled: Sequence[int]
+) -> list[int]:
+    """Return the tokens that follow the `sampled` ones of an answer and lead to the next one.
+
+    `opening`: the messages that the conversation's first answer follows. Some templates refuse the result of a tool
+    after a message without its call: then they render the answer itself, and what follows its last token is taken.
+    """
+    try:
+        return await render_turn(tokenize, opening, new, sampled[-1])
+    except DataError:
+        if not answer.tool_calls:
+            raise
+    answered = await tokenize([*opening, answer], add_generation_prompt=False)
+    whole = await tokenize([*opening, answer, *new])
+    end = len(answered) - answered[::-1].index(sampled[-1]) if sampled[-1] in answered else 0
+    if not end or whole[:end] != answered[:end]:
+        raise ConfigError(
+            "the chat template renders an answer with calls of tools otherwise once messages follow it, so the tokens "
+            "after it cannot be told; give the model a template that keeps what it has rendered"
+        )
+    return whole[end:]
+
+
+def tool_text(tools: Sequence[dict[str, Any]]) -> str:
+    """Return the text of a system message that names tools to the model."""
+    functions = [msgspec.json.encode(tool["function"]).decode() for tool in tools]
+    call = '<tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
+    return "\n".join(["You may call these functions:", *functions, f"To call one, write {call}"])
+
+
+def _with_system(before: list[Message], messages: list[Message]) -> list[Message]:
+    """Return the messages with a text before them, in their own system message if they begin with one."""
+    if before and messages and messages[0].role == "system":
+        content = f"{messages[0].content}\n\n{before[0].content}"
+        return [Message(role="system", content=content), *messages[1:]]
+    return [*before, *messages]
