@@ -392,9 +392,9 @@ def build_group(
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
     `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
-    away from some, `thought_calls` (by sample) where tool calls were only thought of or shown, and `diverged` (by
-    sample) where a conversation asked something else after a kill than before it. Raises SchemaError, for one when the
-    server's weight versions are not policy versions.
+    away from some, and by sample `thought_calls` where tool calls were only thought of or shown, `diverged` where a
+    conversation asked something else after a kill than before it, and `samples` where the environment noted anything.
+    Raises SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []
@@ -415,6 +415,8 @@ def build_group(
     diverged = {session.sample: session.diverged for session in draft.sessions if session.diverged is not None}
     if diverged:
         notes["diverged"] = {str(sample): text for sample, text in diverged.items()}
+    if any(session.notes for session in draft.sessions):
+        notes["samples"] = [session.notes for session in draft.sessions]
     if draft.lost:
         kept = {session.sample for session in draft.sessions}
         notes["lost_samples"] = {

@@ -116,6 +116,8 @@ class Session:
         self.replies: list[Reply] = []
         self.finish_reason: FinishReason = "stop"
         self.state: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}
+        """What is to be read of the sample in its group's metadata (`samples`): plain values of a few KiB."""
         self.failure: LachesisError | None = None
         self.tokens: list[int] = []
         self.loss_mask: list[bool] = []

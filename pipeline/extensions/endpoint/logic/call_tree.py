@@ -2,8 +2,8 @@
 
 Guarantees that a call's prompt is the tokens of the calls before it and new ones, never text that was tokenized again;
 that a history which the agent rewrote forks from the last answer that it left as it was, or begins a new root; that a
-request which is sent again is distinguished from a new one; and that a path which is trained ends in an answer that the agent
-got.
+request which is sent again is distinguished from a new one; and that a path which is trained ends in an answer that
+the agent got.
 """
 
 from collections.abc import Iterator, Sequence

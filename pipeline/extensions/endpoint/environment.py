@@ -1,0 +1,222 @@
+"""Makes an environment of an agent, which works on tasks through the recording endpoint.
+
+The agent is a program that is started for each sample, or runs elsewhere. Guarantees that each sample is one session, recorded by the endpoint; that an agent which ends without what its sample
+needs costs that sample alone, and is named; that an outage of inference is never the agent's fault nor a reward; and
+that a missing reward is no reward of 0.
+"""
+
+import os
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.common.loopback import LOOPBACK
+from lachesis.pipeline.common.private_file import shared_token
+from lachesis.pipeline.environment.dataset import Dataset
+from lachesis.pipeline.environment.environment import Environment
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.rollout import ENVIRONMENT_REWARD
+from lachesis.pipeline.environment.session import Session
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
+from lachesis.pipeline.extensions.endpoint.program import ProgramEnd, program_environment, run_program
+from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession
+from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
+from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
+from lachesis.pipeline.tasks.item_keys import Keys
+from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Agent"]
+
+_RECORDED = "endpoint"
+"""Key of the session's state."""
+_MARGIN_S = 30.0
+"""Seconds beyond an agent's time in which its sample ends, its processes included."""
+
+
+class Agent(Environment):
+    """Tasks of a file (`path`) or of another environment (`tasks`), on which an agent works.
+
+    `command`: the program of one sample, with its arguments; those that name a file in `folder` are made absolute, for
+    each sample runs in a new folder. Without a command, agents that run elsewhere take samples by POST /sessions at
+    `host` and `port`, with the token in `token_file`, which is made if there is none. `task_params`: parameters of the
+    tasks: of a data set (kind dataset) with `path`, or of the environment `tasks`. `reward`: "raters", or "program",
+    where the agent reports it. `overdue_reward`: that of a sample whose agent has reported none within `time_limit_s`;
+    by default such a sample is left out. `max_calls`: calls of the model in one session. `output_bytes`: what a program
+    may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session waits.
+
+    Raises `ConfigError` if these contradict one another.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: str | list[str] | None = None,
+        path: str | list[str] | None = None,
+        tasks: str | None = None,
+        task_params: dict[str, Any] | None = None,
+        reward: Literal["raters", "program"] = "raters",
+        overdue_reward: float | None = None,
+        time_limit_s: float = 600.0,
+        max_calls: int = 200,
+        output_bytes: int = 1 << 20,
+        folder: str = ".",
+        variables: dict[str, str] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token_file: str | None = None,
+        hold_s: float = 60.0,
+        success_threshold: float = 1.0,
+    ) -> None:
+        if (path is None) == (tasks is None):
+            raise ConfigError("agent: give either path, a file of tasks, or tasks, another environment")
+        if command is None and token_file is None:
+            raise ConfigError(
+                "agent: give command, the program of a sample, or token_file, with whose token agents that run "
+                "elsewhere start their sessions"
+            )
+        if command is not None and host not in LOOPBACK:
+            raise ConfigError(f"agent: host is {host!r}; programs run on this machine, so leave it out")
+        if time_limit_s <= 0 or max_calls < 1 or output_bytes < 1 or hold_s <= 0:
+            raise ConfigError("agent: time_limit_s, max_calls, output_bytes and hold_s must be above 0")
+        if overdue_reward is not None and reward != "program":
+            raise ConfigError('agent: overdue_reward is for reward = "program"; raters judge what there is')
+        given = task_params or {}
+        self._tasks = load_environment(tasks, given) if tasks is not None else Dataset(path=path, **given)
+        self._command = None if command is None else _command(command, Path(folder))
+        self._reports = reward == "program"
+        self._overdue_reward = overdue_reward
+        self._time_limit_s = time_limit_s
+        self._max_calls = max_calls
+        self._output_bytes = output_bytes
+        self._variables = variables or {}
+        self._host, self._port, self._token_file, self._hold_s = host, port, token_file, hold_s
+        self._server: EndpointServer | None = None
+        self._renderer = PromptRenderer()
+        self.rollout_timeout_s = time_limit_s + _MARGIN_S
+        self.success_threshold = success_threshold
+        self.doubts = self._tasks.doubts
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, index: int) -> Task:
+        return self._tasks.task(index)
+
+    def item_keys(self) -> Keys:
+        """Return those of the tasks."""
+        return self._tasks.item_keys()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve the endpoint. See `Environment`."""
+        if self._server is not None:
+            yield
+            return
+        token = None if self._token_file is None else shared_token(Path(self._token_file))
+        server = EndpointServer(self._host, self._port, token=token, hold_s=self._hold_s)
+        try:
+            async with self._tasks.running(), server.running():
+                self._server = server
+                yield
+        except OSError as error:
+            raise ConfigError(f"agent: cannot listen on port {self._port} of {self._host}: {error.strerror}") from error
+        finally:
+            self._server = None
+
+    async def rollout(self, task: Task, session: Session) -> None:
+        """Let an agent work on a task. See `Environment`."""
+        async with self.running():
+            server = self._server
+            assert server is not None  # noqa: S101 - it runs
+            recorded = RecordedSession(session, self._renderer, max_calls=self._max_calls)
+            session.state[_RECORDED] = recorded
+            live = LiveSession(recorded, self._shown(task), self._reports, ENVIRONMENT_REWARD)
+            with server.serving(live) as url:
+                end: ProgramEnd | None = None
+                if self._command is None:
+                    await self._elsewhere(server, live)
+                else:
+                    end = await self._program(self._command, url, live)
+            if session.failure is not None:
+                return
+            if end is not None:
+                session.notes["agent"] = msgspec.to_builtins(end)
+            self._settle(recorded, end)
+            recorded.fill()
+            path, calls = recorded.tree.longest_path(), recorded.tree.calls
+            session.notes["calls"] = {"all": len(calls), "trained": len(path)}
+
+    def reward(self, task: Task, session: Session) -> Any:
+        """Return what the agent reported, or the reward of the tasks' own environment. See `Environment`."""
+        recorded: RecordedSession = session.state[_RECORDED]
+        return recorded.rewards if recorded.rewards is not None else self._tasks.reward(task, session)
+
+    async def score(self, task: Task, session: Session) -> float | None:
+        """Return the score of the tasks' own environment, unless the agent reports it. See `Environment`."""
+        if self._reports:
+            return await super().score(task, session)
+        return await self._tasks.score(task, session)
+
+    def _shown(self, task: Task) -> dict[str, Any]:
+        """Return what agents see of a task: what raters compare with only if no rater judges."""
+        messages = [{"role": message.role, "content": message.content} for message in task.messages]
+        shown = {"item": task.item, "prompt": messages[-1]["content"] if messages else "", "messages": messages}
+        return shown | ({"task": task.task} if self._reports else {})
+
+    async def _program(self, command: Sequence[str], url: str, live: LiveSession) -> ProgramEnd:
+        environ = program_environment(os.environ, url, live.key, self._variables)
+        return await run_program(
+            command,
+            environ,
+            msgspec.json.encode(live.task),
+            time_limit_s=self._time_limit_s,
+            output_bytes=self._output_bytes,
+            ended=live.recorded.ended.wait,
+        )
+
+    async def _elsewhere(self, server: EndpointServer, live: LiveSession) -> None:
+        """Wait until an agent has taken the session and ended it, or its time is up."""
+        await server.offer(live)
+        with anyio.move_on_after(self._time_limit_s) as waiting:
+            await live.taken.wait()
+        if waiting.cancelled_caught:
+            raise InfrastructureError(
+                f"no agent has started a session within {self._time_limit_s:g} s: is one running? It has to "
+                f"POST to {server.url}/sessions"
+            )
+        with anyio.move_on_after(self._time_limit_s):
+            await live.recorded.ended.wait()
+
+    def _settle(self, recorded: RecordedSession, end: ProgramEnd | None) -> None:
+        """Raise what an agent's end means for its sample, if that does not stand."""
+        if recorded.rewards is not None:
+            return
+        overdue = end is None or end.why == "overdue"
+        if overdue and recorded.under_way:
+            raise InfrastructureError("inference: an agent's time (time_limit_s) was up while the model answered")
+        how = "had not ended within its time (time_limit_s)" if end is None else end.describe()
+        if not self._reports:
+            if end is not None and (end.why == "flooded" or (end.why == "exited" and end.status)):
+                raise EnvironmentCodeError(f"the agent {how}")
+            return
+        if overdue and self._overdue_reward is not None:
+            recorded.report({ENVIRONMENT_REWARD: self._overdue_reward})
+            return
+        raise EnvironmentCodeError(f"the agent reported no reward; it {how}")
+
+
+def _command(command: str | list[str], folder: Path) -> list[str]:
+    """Return a command whose arguments that name a file in `folder` are absolute. Raises `ConfigError`."""
+    try:
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+    except ValueError as error:
+        raise ConfigError(f"agent: command {command!r:.80} cannot be read: {error}") from error
+    if not words:
+        raise ConfigError("agent: command is empty")
+    return [str((folder / word).absolute()) if word and (folder / word).is_file() else word for word in words]

@@ -1,0 +1,234 @@
+"""Runs an agent's program as one sample: in a folder and a process group of its own, within bounds.
+
+Guarantees that whatever the program does, it has ended when `run_program` returns, with all that it has started; that
+its output takes bounded memory; and that what it did wrong has a name.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from lachesis.pipeline.common.safe_text import printable_lines
+from lachesis.pipeline.common.secret_names import is_secret_name
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["ProgramEnd", "program_environment", "run_program"]
+
+SESSION_URL = "LACHESIS_SESSION_URL"
+"""Variable by which a program, and all that it starts, knows its session; what carries it belongs to the sample."""
+TASK_FILE = "LACHESIS_TASK"
+_LAST_WORDS_S = 1.0
+"""Seconds for which the output of a program that has ended is still read."""
+_KEPT_BYTES = 2048
+_BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended. `why`: exited by itself; stopped once its session had ended; overdue; flooded: it wrote more
+    than it may. `status`: its exit status, below 0 the signal. `left`: processes that it had left running elsewhere.
+    """
+
+    why: Literal["exited", "stopped", "overdue", "flooded"]
+    status: int
+    output: str
+    """The end of what it wrote to standard output and standard error."""
+    left: int = 0
+
+    def describe(self) -> str:
+        """Return how it ended, in words."""
+        words = {
+            "exited": f"exited with status {self.status}"
+            if self.status >= 0
+            else f"was killed by signal {-self.status}",
+            "stopped": "was stopped, since its session had ended",
+            "overdue": "had not ended within its time (time_limit_s), and was killed",
+            "flooded": "wrote more output than it may (output_bytes), and was killed",
+        }[self.why]
+        left = f"; it had left {self.left} processes running, which were killed" if self.left else ""
+        said = f"; it wrote at last:\n{self.output}" if self.output else "; it wrote nothing"
+        return f"{words}{left}{said}"
+
+
+def program_environment(base: Mapping[str, str], session_url: str, key: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a program: those of this process without secrets, and its session's."""
+    kept = {
+        name: value for name, value in base.items() if not is_secret_name(name) and not name.startswith("LACHESIS_")
+    }
+    direct = ",".join(filter(None, [base.get("NO_PROXY") or base.get("no_proxy"), "127.0.0.1,localhost"]))
+    return {
+        **kept,
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+        "OPENAI_BASE_URL": f"{session_url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": session_url,
+        "ANTHROPIC_API_KEY": key,
+        SESSION_URL: session_url,
+        **more,
+    }
+
+
+async def run_program(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    task: bytes,
+    *,
+    time_limit_s: float,
+    output_bytes: int,
+    ended: Callable[[], Awaitable[None]],
+) -> ProgramEnd:
+    """Run a command until it exits, `ended` returns, or it breaks a bound; return how it ended.
+
+    Its working folder is new and empty but for task.json, which holds `task`, and is deleted afterwards. Raises
+    `ConfigError` if the command cannot be started.
+    """
+    folder = await anyio.to_thread.run_sync(_new_folder, task)
+    try:
+        with folder:
+            given = {**environ, TASK_FILE: str(Path(folder.name, "task.json")), "PWD": folder.name}
+            return await _run(command, given, time_limit_s, output_bytes, ended)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(folder.cleanup)
+
+
+def _new_folder(task: bytes) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="lachesis-agent-", ignore_cleanup_errors=True)
+    Path(folder.name, "task.json").write_bytes(task)
+    return folder
+
+
+async def _run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    time_limit_s: float,
+    output_bytes: int,
+    ended: Callable[[], Awaitable[None]],
+) -> ProgramEnd:
+    try:
+        process = await anyio.open_process(
+            list(command),
+            env=environ,
+            cwd=environ["PWD"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(f"command: {command[0]!r} cannot be started: {error.strerror}") from error
+    output = _Output(output_bytes)
+    left = 0
+    try:
+        why = await _watched(process, output, time_limit_s, ended)
+    finally:
+        with anyio.CancelScope(shield=True):
+            _kill_group(process.pid)
+            left = await anyio.to_thread.run_sync(_kill_others, environ[SESSION_URL])
+            status = await process.wait()
+            await process.aclose()
+    return ProgramEnd(why=why, status=status, output=output.text, left=left)
+
+
+async def _watched(
+    process: anyio.abc.Process, output: "_Output", time_limit_s: float, ended: Callable[[], Awaitable[None]]
+) -> Literal["exited", "stopped", "overdue", "flooded"]:
+    reasons: list[Literal["exited", "stopped", "overdue", "flooded"]] = []
+
+    async def read() -> None:
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        with suppress(*_BROKEN):
+            while output.append(await process.stdout.receive()):
+                pass
+            reasons.append("flooded")
+            tasks.cancel_scope.cancel()
+
+    async def wait_for_exit() -> None:
+        await process.wait()
+        reasons.append("exited")
+        with anyio.move_on_after(_LAST_WORDS_S):
+            await reading_done.wait()
+        tasks.cancel_scope.cancel()
+
+    async def wait_for_end() -> None:
+        await ended()
+        with anyio.move_on_after(_LAST_WORDS_S):
+            await process.wait()  # most programs end by themselves then
+            return
+        reasons.append("stopped")
+        tasks.cancel_scope.cancel()
+
+    reading_done = anyio.Event()
+
+    async def read_all() -> None:
+        await read()
+        reading_done.set()
+
+    with anyio.move_on_after(time_limit_s):
+        async with anyio.create_task_group() as tasks:
+            for one in (read_all, wait_for_exit, wait_for_end):
+                tasks.start_soon(one)
+    return reasons[0] if reasons else "overdue"
+
+
+class _Output:
+    """The end of a program's output, and how much there was in all."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._seen_bytes = 0
+        self._kept = b""
+
+    def append(self, data: bytes) -> bool:
+        """Take more output; return False if it is more than there may be."""
+        self._seen_bytes += len(data)
+        self._kept = (self._kept + data)[-_KEPT_BYTES:]
+        return self._seen_bytes <= self._limit_bytes
+
+    @property
+    def text(self) -> str:
+        return printable_lines(self._kept.decode(errors="replace")).strip()
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _kill_others(session_url: str) -> int:
+    """Kill the processes of a session that have left its group, and return their number.
+
+    They are known by the variable of their session, where the system shows it.
+    """
+    mark = f"{SESSION_URL}={session_url}".encode()
+    killed: set[int] = set()
+    while found := {pid for pid in _own_processes() if mark in _variables(pid)} - killed:
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _own_processes() -> list[int]:
+    with suppress(OSError):
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208 - names alone
+    return []
+
+
+def _variables(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is somebody else's
+        return []

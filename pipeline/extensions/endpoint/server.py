@@ -1,0 +1,313 @@
+"""Serves the sessions of one process over HTTP: three dialects, tasks, rewards and starts.
+
+Guarantees that a session is reached by its key alone; that an error has the form of the dialect in which it was
+requested; that a stream is kept alive while the model answers; and that an answer which its client did not get is
+remembered as one.
+
+    POST /v1/chat/completions  /v1/responses  /v1/messages      by the key as API key
+    POST /s/KEY/v1/...         the same, by the key in the path
+    GET  /v1/models  /task     POST /reward                     in both ways, too
+    POST /sessions             an agent that runs elsewhere takes a sample
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+import anyio.abc
+import msgspec
+from msgspec import Meta
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from lachesis.pipeline.bus.addresses import url_host
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.loopback import LOOPBACK
+from lachesis.pipeline.errors import AccessError, InfrastructureError, PromptTooLongError
+from lachesis.pipeline.extensions.endpoint.logic.call_tree import RecordedAnswer
+from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
+from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
+from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import Dialect, StreamEvent
+from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import openai_error
+from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession, SessionEndedError
+from lachesis.pipeline.inference.replies import body_of
+from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
+from lachesis.schemas.errors import DataError, LachesisError
+from lachesis.schemas.values import Finite
+
+__all__ = ["EndpointServer", "LiveSession"]
+
+_HEAD_S = 10.0
+_PING_S = 5.0
+"""Seconds after which a stream that has nothing to say yet begins, and then says so again."""
+_RETRY_AFTER_S = 2
+_CONTEXT_CODE = "context_length_exceeded"
+"""By which clients of OpenAI recognize a conversation that they should shorten."""
+
+
+_Component = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class _Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /reward: one number, or several by name; null: unknown."""
+
+    reward: Finite | msgspec.UnsetType | None = msgspec.UNSET
+    rewards: Annotated[dict[_Component, Finite | None], Meta(max_length=64)] = {}
+
+    def __post_init__(self) -> None:
+        if (self.reward is msgspec.UNSET) == (not self.rewards):
+            raise ValueError('give {"reward": NUMBER}, or {"rewards": {"NAME": NUMBER}}')
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """A session that agents may use now. `task`: what they get of their task. `takes_rewards`: whether the
+    program, and no rater, judges the sample.
+    """
+
+    recorded: RecordedSession
+    task: Mapping[str, Any]
+    takes_rewards: bool
+    reward_name: str
+    key: str = field(default_factory=partial(secrets.token_urlsafe, 24))
+    taken: anyio.Event = field(default_factory=anyio.Event)
+    """Set once an agent that runs elsewhere has taken it."""
+
+
+class EndpointServer:
+    """The sessions of one process, and the server before them.
+
+    `token`: what agents that run elsewhere send to start a session; None: none do. `hold_s`: seconds for which such a
+    request waits for a sample.
+    """
+
+    def __init__(self, host: str, port: int, *, token: str | None, hold_s: float) -> None:
+        self._host = host
+        self._port = port
+        self._token = token
+        self._hold_s = hold_s
+        self._live: dict[str, LiveSession] = {}
+        self._open: deque[LiveSession] = deque()
+        self._opened = anyio.Condition()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.url = ""
+        """Where it listens, while `running` lasts."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve while the context lasts. Raises `OSError` if it cannot listen there."""
+        with socket.create_server((self._host, self._port), backlog=1024) as listener:
+            self.url = f"http://{url_host(self._host)}:{listener.getsockname()[1]}"
+            server = HttpServer.over(self.app(), head_s=_HEAD_S, grace_s=1)
+            async with background() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(server.serve_until_cancelled, [listener])
+                try:
+                    yield
+                finally:
+                    self._tasks = None
+
+    @contextmanager
+    def serving(self, live: LiveSession) -> Iterator[str]:
+        """Let agents use a session while the context lasts; yields its address."""
+        self._live[live.key] = live
+        try:
+            yield f"{self.url}/s/{live.key}"
+        finally:
+            del self._live[live.key]
+            live.recorded.ended.set()
+            if live in self._open:
+                self._open.remove(live)
+
+    async def offer(self, live: LiveSession) -> None:
+        """Let an agent that runs elsewhere take a session."""
+        async with self._opened:
+            self._open.append(live)
+            self._opened.notify()
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = [Route("/sessions", self._answering(self._start, openai_error), methods=["POST"])]
+        for prefix in ("", "/s/{key}"):
+            for path, dialect in DIALECTS.items():
+                handler = self._answering(partial(self._answer, dialect), dialect.error)
+                routes.append(Route(prefix + path, handler, methods=["POST"]))
+            for path, method, handle in (
+                ("/v1/models", "GET", self._models),
+                ("/task", "GET", self._task),
+                ("/reward", "POST", self._reward),
+            ):
+                routes.append(Route(prefix + path, self._answering(handle, openai_error), methods=[method]))
+        hosts = () if self._host in LOOPBACK else None
+        guard = Middleware(BrowserGuard, hosts=hosts, refuse=lambda why: _json(openai_error(403, why), 403))
+        return Starlette(routes=routes, middleware=[guard])
+
+    def _answering(
+        self, handler: Callable[[Request], Awaitable[Any]], error: Callable[..., dict[str, Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                value = await handler(request)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except LachesisError as raised:
+                status, code = _status(raised)
+                headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 503 else {}
+                return _json(error(status, str(raised), code), status, headers)
+            return value if isinstance(value, Response) else _json(value)
+
+        return endpoint
+
+    def _session(self, request: Request) -> LiveSession:
+        """Return the session whose key a request has. Raises `AccessError`."""
+        key = request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
+        live = self._live.get(key)
+        if live is None:
+            raise AccessError("no session has this key: it may have ended")
+        return live
+
+    async def _answer(self, dialect: Dialect, request: Request) -> Any:
+        live = self._session(request)
+        wanted = dialect.read(await body_of(request, dict[str, Any]))
+        is_retry = request.headers.get("x-stainless-retry-count", "0") not in {"", "0"}
+        pending = _PendingAnswer(live.recorded, wanted, is_retry=is_retry)
+        if self._tasks is None:
+            raise InfrastructureError("the endpoint is stopping")
+        self._tasks.start_soon(pending.run)  # it goes on when its client hangs up, who may come back
+        if wanted.stream:
+            with anyio.move_on_after(_PING_S):
+                await pending.done.wait()
+            if not pending.done.is_set() or pending.error is None:
+                headers = {"Cache-Control": "no-cache"}
+                events = _stream(request, dialect, wanted, pending)
+                return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        found = await pending.result()
+        body = dialect.answer(wanted, found.answer)
+        if not await request.is_disconnected():
+            found.is_delivered = True
+        return body
+
+    async def _models(self, request: Request) -> Any:
+        self._session(request)
+        return {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "lachesis"}]}
+
+    async def _task(self, request: Request) -> Any:
+        return self._session(request).task
+
+    async def _reward(self, request: Request) -> Any:
+        live = self._session(request)
+        given = await body_of(request, _Reward)
+        if not live.takes_rewards:
+            raise DataError('this sample is judged by raters; reward = "program" in its environment takes this one')
+        rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
+        live.recorded.report(rewards)
+        return {"recorded": True}
+
+    async def _start(self, request: Request) -> Any:
+        """Hand out a sample. It waits until there is one: they are there once the run wants more."""
+        if self._token is None or not hmac.compare_digest(_bearer(request).encode(), self._token.encode()):
+            raise AccessError("starting a session takes the token in the environment's token_file, as a bearer token")
+        with anyio.move_on_after(self._hold_s):
+            async with self._opened:
+                while not self._open:
+                    await self._opened.wait()
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                live = self._open.popleft()
+            live.taken.set()
+            url = f"{self.url}/s/{live.key}"
+            return {
+                "url": url,
+                "key": live.key,
+                "openai_base_url": f"{url}/v1",
+                "anthropic_base_url": url,
+                "task": live.task,
+            }
+        raise InfrastructureError("the run wants no further sample now; try again")
+
+
+class _PendingAnswer:
+    """A request that is being answered, also after its client has hung up."""
+
+    def __init__(self, recorded: RecordedSession, wanted: ModelRequest, *, is_retry: bool) -> None:
+        self._recorded = recorded
+        self._wanted = wanted
+        self._is_retry = is_retry
+        self.done = anyio.Event()
+        self.found: RecordedAnswer | None = None
+        self.error: LachesisError | None = None
+
+    async def run(self) -> None:
+        try:
+            self.found = await self._recorded.answer(self._wanted, is_retry=self._is_retry)
+        except LachesisError as error:
+            self.error = error
+        finally:
+            self.done.set()
+
+    async def result(self) -> RecordedAnswer:
+        await self.done.wait()
+        if self.found is None:
+            raise self.error or InfrastructureError("the endpoint is stopping")
+        return self.found
+
+
+async def _stream(
+    request: Request, dialect: Dialect, wanted: ModelRequest, pending: _PendingAnswer
+) -> AsyncIterator[bytes]:
+    """Yield the events of an answer once it is recorded, and until then comments, which clients skip."""
+    while not pending.done.is_set():
+        yield b": the model answers\n\n"
+        with anyio.move_on_after(_PING_S):
+            await pending.done.wait()
+    try:
+        found = await pending.result()
+    except LachesisError as error:
+        yield _event(dialect.error_event(_status(error)[0], str(error)))
+        return
+    events = [_event(event) for event in dialect.events(wanted, found.answer)]
+    for event in events[:-1]:
+        yield event
+    if not await request.is_disconnected():
+        found.is_delivered = True
+    yield events[-1]
+
+
+def _event(event: StreamEvent) -> bytes:
+    name = b"" if event.name is None else f"event: {event.name}\n".encode()
+    return name + b"data: " + (b"[DONE]" if event.data is None else msgspec.json.encode(event.data)) + b"\n\n"
+
+
+def _status(error: LachesisError) -> tuple[int, str | None]:
+    """Return the HTTP status of an error, and OpenAI's code of it."""
+    match error:
+        case AccessError():
+            return 401, None
+        case PromptTooLongError():
+            return 400, _CONTEXT_CODE
+        case SessionEndedError():
+            return 409, None
+        case DataError():
+            return 400, None
+        case _:
+            return 503, None
+
+
+def _bearer(request: Request) -> str:
+    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, dict(headers or {}), media_type="application/json")

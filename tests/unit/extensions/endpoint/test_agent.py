@@ -1,0 +1,212 @@
+"""An agent's program as an environment: what it is given, what stands, and what is named when it goes wrong."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.rollout import build_group, collect_group
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import ConfigError
+from lachesis.testing import FakeInference
+
+pytestmark = pytest.mark.outside
+
+PROGRAM = Path(__file__).with_name("agent_program.py")
+SAMPLING = SamplingParams(max_tokens=400)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"prompt": "What is 2*3+1?", "answer": "7"}) + "\n")
+    return str(path)
+
+
+def agent(tasks: str, command: list[str] | None = None, **more: Any) -> Any:
+    given = {"path": tasks, "time_limit_s": 60.0, **more}
+    return load_environment("agent", {"command": command, **given} if command else given)
+
+
+def script(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def calculate(prompt: str, call: int) -> str:
+    turn = prompt.count("<assistant>")
+    if turn > 2:
+        return "it is 7"
+    name, a, b = (("multiply", 2, 3), ("add", 6, 1))[turn - 1]
+    return f'<tool_call>{{"name": "{name}", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
+
+
+async def collect(env: Any, reply: Any = calculate, n: int = 2) -> Any:
+    async with env.running():
+        return await collect_group(env, env.task(0), FakeInference(reply), n, SAMPLING)
+
+
+def learned(session: Any) -> str:
+    return FakeInference.show([t for t, mask in zip(session.tokens, session.loss_mask, strict=True) if mask])
+
+
+async def test_a_loop_with_two_tools_is_one_sequence_of_the_models_own_tokens(tasks: str) -> None:
+    draft = await collect(agent(tasks, [sys.executable, str(PROGRAM), "--reward"], reward="program"))
+    assert draft.rewards == [{"right": 1.0, "unknown": None}] * 2
+    for session in draft.sessions:
+        assert learned(session).count("<end>") == 3
+        assert learned(session).endswith("it is 7<end>")
+        assert [message.role for message in session.messages[-4:]] == ["tool", "assistant", "tool", "assistant"]
+        assert session.messages[-2].content == "7"
+        assert session.notes["agent"]["output"] == "the agent said it is 7"
+    group = build_group(draft, run="r", env="e", producer="p", epoch=1, counter=1, tokenizer_hash="0" * 64)
+    assert [notes["calls"] for notes in group.metadata["samples"]] == [{"all": 3, "trained": 3}] * 2
+
+
+async def test_raters_judge_an_agent_that_reports_nothing_and_it_does_not_see_their_answers(
+    tasks: str, tmp_path: Path
+) -> None:
+    code = "import json, os, runpy; assert 'task' not in json.load(open(os.environ['LACHESIS_TASK']))\n"
+    command = script(tmp_path, code + f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')")
+    draft = await collect(agent(tasks, command))
+    assert draft.rewards == [{}, {}]
+    assert draft.task.task["answer"] == "7"
+
+
+CALL = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "named"),
+    [
+        ("print('so long')", {}, "reported no reward.*exited with status 0(.|\n)*so long"),
+        (CALL + "raise SystemExit(3)", {}, "status 3"),
+        (CALL + "import time; time.sleep(1000)", {"time_limit_s": 3.0}, "time_limit_s"),
+        ("while True: print('x' * 1000)", {"output_bytes": 100_000}, "output_bytes"),
+        ("pass", {"reward": "raters"}, "no answer of the model"),
+        (CALL + "raise SystemExit(3)", {"reward": "raters"}, "status 3"),
+    ],
+)
+async def test_a_program_that_goes_wrong_costs_its_sample_and_is_named(
+    tasks: str, tmp_path: Path, code: str, more: dict[str, Any], named: str
+) -> None:
+    env = agent(tasks, script(tmp_path, code), **{"reward": "program", **more})
+    with pytest.raises(EnvironmentCodeError, match=named):
+        await collect(env)
+
+
+async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    daemon = f"import os, time; open({str(left)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(1000)"
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {daemon!r}], start_new_session=True)\n"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(left)!r}).exists(): time.sleep(0.01)\n"
+    draft = await collect(agent(tasks, script(tmp_path, start + wait + CALL)), n=1)
+    (session,) = draft.sessions
+    assert session.notes["agent"]["left"] == 1
+    assert not any(is_running(int(pid)) for pid in left.read_text().split())
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there; one that was killed and not yet reaped is not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+async def test_a_sample_without_a_reward_in_its_time_may_be_given_one_by_the_configuration(
+    tasks: str, tmp_path: Path
+) -> None:
+    command = script(tmp_path, CALL + "import time; time.sleep(1000)")
+    draft = await collect(agent(tasks, command, reward="program", overdue_reward=-1.0, time_limit_s=3.0))
+    assert draft.rewards == [{"environment": -1.0}] * 2
+
+
+async def test_an_outage_of_inference_is_no_fault_of_the_agent(tasks: str) -> None:
+    def fail(prompt: str, call: int) -> str:
+        raise ServerAwayError("gone")
+
+    with pytest.raises(InfrastructureError, match="gone"):
+        await collect(agent(tasks, [sys.executable, str(PROGRAM)]), fail)
+
+
+async def test_secrets_of_this_process_are_no_variables_of_the_program(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret-of-the-run")
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    seen = tmp_path / "seen"
+    code = f"import json, os; open({str(seen)!r}, 'w').write(json.dumps([dict(os.environ), os.listdir()]))\n"
+    await collect(agent(tasks, script(tmp_path, code + CALL), variables={"MORE": "1"}), n=1)
+    variables, folder = json.loads(seen.read_text())
+    assert "secret-of-the-run" not in variables.values()
+    assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"]
+    assert variables["OPENAI_BASE_URL"] == variables["ANTHROPIC_BASE_URL"] + "/v1"
+    assert variables["MORE"] == "1"
+    assert folder == ["task.json"]
+    assert not os.path.exists(variables["PWD"])  # noqa: ASYNC240, PTH110
+
+
+async def test_an_agent_elsewhere_takes_a_sample_once_there_is_one_and_ends_it_by_its_reward(
+    tasks: str, tmp_path: Path
+) -> None:
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    drafts: list[Any] = []
+
+    async with env.running(), httpx.AsyncClient() as client:
+        url = env._server.url
+        assert (await client.post(f"{url}/sessions")).status_code == 401
+        bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+
+        async def work() -> None:
+            started = (await client.post(f"{url}/sessions", headers=bearer, timeout=30)).json()
+            key = {"Authorization": f"Bearer {started['key']}"}
+            body = {"model": "policy", "messages": started["task"]["messages"]}
+            answer = await client.post(f"{url}/v1/chat/completions", json=body, headers=key)
+            assert answer.json()["choices"][0]["message"]["content"] == "seven"
+            assert (await client.get(f"{started['url']}/task")).json()["task"]["answer"] == "7"
+            for reward in (1, 1, 0):
+                done = await client.post(f"{started['url']}/reward", json={"reward": reward})
+                assert done.status_code in ({200, 401} if reward else {401, 409})
+
+        async def collect_one() -> None:
+            drafts.append(await collect_group(env, env.task(0), FakeInference(lambda *_: "seven"), 2, SAMPLING))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)  # it waits: there is no sample yet
+            group.start_soon(work)
+            await anyio.lowlevel.checkpoint()
+            group.start_soon(collect_one)
+        (draft,) = drafts
+        assert draft.rewards == [{"environment": 1.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"command": ["x"]}, "either path"),
+        ({"tasks": "spell_backward"}, "token_file"),
+        ({"tasks": "spell_backward", "command": []}, "empty"),
+        ({"tasks": "spell_backward", "command": ["x"], "host": "0.0.0.0"}, "host"),  # noqa: S104
+        ({"tasks": "spell_backward", "command": ["x"], "overdue_reward": 0.0}, "overdue_reward"),
+        ({"tasks": "spell_backward", "command": "'x"}, "cannot be read"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_environment("agent", params)
+
+
+async def test_a_command_that_cannot_be_started_is_named(tasks: str) -> None:
+    with pytest.raises(ConfigError, match="no-such-program"):
+        await collect(agent(tasks, ["no-such-program"]))
