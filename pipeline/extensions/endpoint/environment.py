@@ -1,8 +1,8 @@
 """Makes an environment of an agent, which works on tasks through the recording endpoint.
 
-The agent is a program that is started for each sample, or runs elsewhere. Guarantees that each sample is one session, recorded by the endpoint; that an agent which ends without what its sample
-needs costs that sample alone, and is named; that an outage of inference is never the agent's fault nor a reward; and
-that a missing reward is no reward of 0.
+The agent is a program that is started for each sample, or runs elsewhere. Guarantees that each sample is one session,
+recorded by the endpoint; that an agent which ends without what its sample needs costs that sample alone, and is named;
+that an outage of inference is never the agent's fault nor a reward; and that a missing reward is no reward of 0.
 """
 
 import os

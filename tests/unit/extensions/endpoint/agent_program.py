@@ -45,7 +45,7 @@ def main() -> None:
     print("the agent said", message["content"])
     if "--reward" in sys.argv:
         right = task["task"]["answer"] in (message["content"] or "")
-        post(os.environ["LACHESIS_SESSION_URL"] + "/reward", {"rewards": {"right": float(right), "unknown": None}})
+        post(os.environ["LACHESIS_SESSION_URL"] + "/reward", {"rewards": {"right": float(right)}})
 
 
 main()

@@ -61,7 +61,7 @@ def learned(session: Any) -> str:
 
 async def test_a_loop_with_two_tools_is_one_sequence_of_the_models_own_tokens(tasks: str) -> None:
     draft = await collect(agent(tasks, [sys.executable, str(PROGRAM), "--reward"], reward="program"))
-    assert draft.rewards == [{"right": 1.0, "unknown": None}] * 2
+    assert draft.rewards == [{"right": 1.0}] * 2
     for session in draft.sessions:
         assert learned(session).count("<end>") == 3
         assert learned(session).endswith("it is 7<end>")

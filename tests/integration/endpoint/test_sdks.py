@@ -1,0 +1,56 @@
+"""The official SDKs, unmodified, as agents: three dialects, streams, tools, retries, errors by name."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.rollout import collect_group
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.testing import FakeInference
+
+pytestmark = [pytest.mark.slow, pytest.mark.extension]
+
+AGENTS = Path(__file__).with_name("sdk_agents.py")
+SDKS = os.environ.get("LACHESIS_SDKS")
+"""A folder into which `pip install --target` has put openai and anthropic, which are no packages of this project."""
+HAS_SDKS = SDKS is not None or all(importlib.util.find_spec(name) for name in ("openai", "anthropic"))
+
+
+def reply(prompt: str, call: int) -> str:
+    asked = prompt.rsplit("<user>", maxsplit=1)[-1]
+    if "<tool>" in asked:
+        return "it is 3"
+    if asked.startswith("tool"):
+        return '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    return "<think>so</think>\n\nwell" if asked.startswith("two") else "yes"
+
+
+@pytest.mark.skipif(not HAS_SDKS, reason="the packages openai and anthropic are not installed")
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+async def test_an_agent_over_an_official_sdk_is_one_recorded_sequence(dialect: str, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"prompt": "?", "answer": "3"}) + "\n")
+    params: dict[str, Any] = {
+        "path": str(tasks),
+        "command": [sys.executable, str(AGENTS), dialect],
+        "reward": "program",
+        "variables": {} if SDKS is None else {"PYTHONPATH": SDKS},
+        "time_limit_s": 250.0,
+    }
+    env = load_environment("agent", params)
+    inference = FakeInference(reply)
+    async with env.running():
+        draft = await collect_group(env, env.task(0), inference, 2, SamplingParams(max_tokens=300))
+    assert draft.rewards == [{"right": 1.0}] * 2
+    for session in draft.sessions:
+        assert session.notes["calls"] == {"all": 4, "trained": 4}
+        own = FakeInference.show([t for t, mask in zip(session.tokens, session.loss_mask, strict=True) if mask])
+        call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        assert own == f"yes<end><think>so</think>\n\nwell<end>{call}<end>it is 3<end>"
+    assert len(inference.requests) == 8  # what is refused by name reaches no engine
