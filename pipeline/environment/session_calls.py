@@ -156,6 +156,22 @@ class SessionCalls:
         """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""
         return [self._known.calls[index] for index in sorted(self._known.calls)]
 
+    def diverge(self, gone: Sequence[SessionCall], text: str) -> None:
+        """Note that recorded calls are not requested again, for code that keeps a tree of calls itself.
+
+        Raises `NotResumableError` if such samples are to be given up.
+        """
+        self.diverged = text
+        self._group.figures.diverged += 1
+        if self._group.diverging == "give_up":
+            raise NotResumableError(text)
+        self._group.figures.lost_s += sum(one.seconds for one in gone)
+
+    def count_resumed(self, call: SessionCall) -> None:
+        """Count a recorded call that is answered again by code that keeps a tree of calls itself."""
+        self._group.figures.resumed_calls += 1
+        self._group.figures.resumed_s += call.seconds
+
     def use_path(self, last: int) -> None:
         """Say that the sample's sequence is that of the call `last` and of those before it."""
         self._path = [call.index for call in self._known.path(last)]

@@ -1,11 +1,12 @@
 """Answers the calls of one session by the policy, and records them.
 
-Guarantees that a call is recorded before its answer is handed out; that a request which is sent again gets the recorded
-answer, also while the first one is under way; and that a failure of inference is remembered, so that an agent that
-swallows it still yields no rollout.
+Guarantees that a call is recorded before its answer is handed out, in the log, too, where the environment's calls are;
+that a request which is sent again gets the recorded answer, also while the first one is under way, and after a kill;
+and that a failure of inference is remembered, so that an agent that swallows it still yields no rollout.
 """
 
-import secrets
+import hashlib
+import itertools
 import string
 import time
 from collections.abc import Mapping
@@ -15,12 +16,14 @@ import msgspec
 
 from lachesis.pipeline.environment.inference import ModelTurn, derive_seed
 from lachesis.pipeline.environment.session import Session, check_prompt
-from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError
+from lachesis.pipeline.environment.session_calls import CallPlace, recorded_turn
+from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, NotResumableError, PromptTooLongError
 from lachesis.pipeline.extensions.endpoint.logic.answers import first_stop, read_answer
-from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, RecordedAnswer, SampledAnswer
+from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, RecordedAnswer, RecordedCall, SampledAnswer
 from lachesis.pipeline.extensions.endpoint.logic.conversation import AnswerSample, ModelAnswer, ModelRequest
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.calls import SessionCall
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import shaped
 
@@ -52,6 +55,10 @@ class RecordedSession:
         self._begun: dict[str, anyio.Event] = {}
         """By digest, the requests that are being answered."""
         self._texts: dict[int, str] = {}
+        self._calls = session.calls
+        self._left_over = [] if session.calls is None else list(session.calls.recorded)
+        """Calls of the session before a kill that were not requested again yet."""
+        self._next_place = max((call.index + 1 for call in self._left_over), default=0)
 
     async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
         """Return the answer to a request. `is_retry`: its client says that it has sent it before.
@@ -97,12 +104,23 @@ class RecordedSession:
     def fill(self) -> None:
         """Give the session the sequence with the most sampled tokens among those of its calls.
 
-        Raises `EnvironmentCodeError` if no answer arrived at the agent.
+        Raises `EnvironmentCodeError` if no answer arrived at the agent, and `NotResumableError` if it did not repeat
+        what it had requested before a kill, and such samples are given up.
         """
         path = self.tree.longest_path()
         if not path:
             raise EnvironmentCodeError("the agent got no answer of the model: did it use the endpoint's address?")
         session = self.session
+        if self._calls is not None:
+            if self._left_over:
+                count = len(self._left_over)
+                text = f"{count} recorded calls of sample {session.sample} were not requested again after a kill"
+                try:
+                    self._calls.diverge(self._left_over, text)
+                except NotResumableError as error:
+                    session.failure = error
+                    raise
+            self._calls.use_path(path[-1].place)
         session.messages = []
         for call in path:
             session.add(*(message.as_message() for message in call.new_messages))
@@ -131,20 +149,25 @@ class RecordedSession:
         return msgspec.structs.replace(request, messages=[*before, *request.messages])
 
     async def _sample(self, request: ModelRequest, asked: ModelRequest) -> RecordedAnswer:
-        requests = self.session.requests
-        followed = self.tree.followed(request)
-        new_tokens = await self._renderer.new_tokens(requests, self.tree, request, followed)
-        known = [] if followed.parent is None else self.tree.tokens(followed.parent)
+        followed, digest = self.tree.followed(request), asked.digest
+        parent = None if followed.parent is None else self.tree.calls[followed.parent]
+        known = [] if parent is None else self.tree.tokens(parent.index)
+        stored = self._stored(digest, None if parent is None else parent.place, request.n)
+        if stored:
+            experts = None if parent is None else parent.sampled.routed_experts
+            found = [recorded_turn(call, experts) for call in stored]
+            new_tokens, turns, places = found[0][0], [turn for _, turn in found], [call.index for call in stored]
+        else:
+            new_tokens = await self._renderer.new_tokens(self.session.requests, self.tree, request, followed)
+            places = list(range(self._next_place, self._next_place + request.n))
+            self._next_place += request.n
+            turns = await self._generated(request, known, new_tokens, parent, places, digest=digest)
         prompt = [*known, *new_tokens]
-        sampling = self._sampling(request)
-        try:
-            check_prompt(prompt, requests, sampling)
-        except PromptTooLongError as error:
-            raise PromptTooLongError(f"prompt is too long: {error}") from error
-        generations = await requests.generate(prompt, request.n, sampling)
-        turns = [await requests.finish(prompt, one, sampling) for one in generations]
-        opened = bool(await requests.opened_by(prompt))
-        samples = [await self._read(request, turn, opened=opened) for turn in turns]
+        opened = bool(await self.session.requests.opened_by(prompt))
+        samples = [
+            await self._read(request, turn, opened=opened, name=f"{digest}/{place}")
+            for turn, place in zip(turns, places, strict=True)
+        ]
         sampled = [
             SampledAnswer(
                 token_ids=turn.token_ids,
@@ -158,9 +181,50 @@ class RecordedSession:
             for turn in turns
         ]
         answer = ModelAnswer(
-            id=secrets.token_hex(12), created_s=int(time.time()), samples=samples, prompt_tokens=len(prompt)
+            id=_name(f"{digest}/{places[0]}", 24),
+            created_s=int(time.time()),
+            samples=samples,
+            prompt_tokens=len(prompt),
         )
-        return self.tree.record(request, followed, new_tokens, sampled, answer, digest=asked.digest)
+        return self.tree.record(request, followed, new_tokens, sampled, answer, digest=digest, places=places)
+
+    def _stored(self, digest: str, parent: int | None, n: int) -> list[SessionCall]:
+        """Return the calls by which a request of the same place was answered before a kill; none: it was not."""
+        found = [call for call in self._left_over if call.digest == bytes.fromhex(digest) and call.parent == parent][:n]
+        if len(found) < n:
+            return []
+        for call in found:
+            self._left_over.remove(call)
+            if self._calls is not None:
+                self._calls.count_resumed(call)
+        return found
+
+    async def _generated(
+        self,
+        request: ModelRequest,
+        known: list[int],
+        new_tokens: list[int],
+        parent: RecordedCall | None,
+        places: list[int],
+        *,
+        digest: str,
+    ) -> list[ModelTurn]:
+        """Return new answers, which are stored in the log where calls are recorded."""
+        requests, sampling, begin_s = self.session.requests, self._sampling(request), time.monotonic()
+        prompt = [*known, *new_tokens]
+        try:
+            check_prompt(prompt, requests, sampling)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(f"prompt is too long: {error}") from error
+        generations = await requests.generate(prompt, request.n, sampling)
+        turns = [await requests.finish(prompt, one, sampling) for one in generations]
+        if self._calls is not None:
+            seconds = (time.monotonic() - begin_s) / len(turns)
+            before, experts = (None, None) if parent is None else (parent.place, parent.sampled.routed_experts)
+            for turn, index in zip(turns, places, strict=True):
+                place = CallPlace(index, before, bytes.fromhex(digest))
+                await self._calls.record(place, new_tokens, turn, seconds, known_experts=experts)
+        return turns
 
     def _sampling(self, request: ModelRequest) -> SamplingParams:
         """Return how to sample: as the run does, in what decides probabilities, and within the request's bounds.
@@ -180,12 +244,18 @@ class RecordedSession:
             seed = derive_seed(run.seed, self.session.sample, "call", len(self.tree.calls) + self.under_way)
         return msgspec.structs.replace(run, max_tokens=min(limits, default=None), stop=bounds.stop, seed=seed)
 
-    async def _read(self, request: ModelRequest, turn: ModelTurn, *, opened: bool) -> AnswerSample:
+    async def _read(self, request: ModelRequest, turn: ModelTurn, *, opened: bool, name: str) -> AnswerSample:
+        """Return an answer as agents get it. Its calls have the same ids after a kill: `name` and number make them."""
+        numbers = itertools.count()
+
+        def new_id() -> str:
+            return _name(f"{name}/{next(numbers)}", _ID_LENGTH)
+
         requests = self.session.requests
         whole = await requests.detokenize(turn.token_ids) if request.tools or request.stop else ""
         ended = turn.finish_reason == "stop"
         return AnswerSample(
-            message=read_answer(turn.text, whole, opened=opened, has_tools=bool(request.tools), new_id=_new_id),
+            message=read_answer(turn.text, whole, opened=opened, has_tools=bool(request.tools), new_id=new_id),
             finish_reason=turn.finish_reason,
             stop_sequence=first_stop(whole, request.stop) if ended else None,
             tokens=len(turn.token_ids),
@@ -199,5 +269,11 @@ class RecordedSession:
         return [(self._texts[token], value) for token, value in zip(turn.token_ids, turn.logprobs, strict=True)]
 
 
-def _new_id() -> str:
-    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+def _name(text: str, length: int) -> str:
+    """Return letters and digits that a text is known by."""
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=32).digest(), "big")
+    letters = []
+    for _ in range(length):
+        number, at = divmod(number, len(_ID_LETTERS))
+        letters.append(_ID_LETTERS[at])
+    return "".join(letters)

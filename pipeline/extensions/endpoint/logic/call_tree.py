@@ -42,6 +42,8 @@ class RecordedCall(msgspec.Struct, kw_only=True):
     """One sampled answer."""
 
     index: int
+    place: int
+    """Its index among the recorded calls of the session, those before a kill included."""
     parent: int | None
     """The call whose answer it follows; None: it begins a root."""
     new_messages: list[ChatMessage]
@@ -107,12 +109,14 @@ class CallTree:
         answer: ModelAnswer,
         *,
         digest: str,
+        places: Sequence[int],
     ) -> RecordedAnswer:
         """Add an answer, of which each sample is a call. `digest`: that of the request as it was sent."""
         calls = []
-        for sample, given in zip(sampled, answer.samples, strict=True):
+        for sample, given, place in zip(sampled, answer.samples, places, strict=True):
             call = RecordedCall(
                 index=len(self.calls),
+                place=place,
                 parent=followed.parent,
                 new_messages=list(followed.new),
                 new_tokens=list(new_tokens),

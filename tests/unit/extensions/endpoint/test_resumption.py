@@ -1,0 +1,110 @@
+"""After a kill an agent starts again, and each request that it repeats gets the answer that the log holds."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from unit.extensions.endpoint.engine import ScriptedEngine
+from unit.extensions.endpoint.families import FAMILIES, call_text
+from unit.extensions.endpoint.test_recording import TOOL, chat, check_against_engine
+
+from lachesis.pipeline.calls.recorded import RecordedGroup
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.session import Session, SharedFirstTurn
+from lachesis.pipeline.environment.session_calls import CallFigures, Diverging, GroupCalls
+from lachesis.pipeline.errors import NotResumableError
+from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession
+from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.tasks.task import Task
+from lachesis.schemas.calls import SessionCall
+from lachesis.schemas.codec import decode, encode
+
+
+class KilledError(Exception):
+    """Raised where the process is killed."""
+
+
+class LogOfGroup:
+    """The log of one group, in place of the broker's: what is stored passes through the wire's form and checks."""
+
+    group, life = "0" * 32, 1
+
+    def __init__(self) -> None:
+        self.known = RecordedGroup(None, {})  # type: ignore[arg-type]  # its start is not read here
+
+    async def store(self, record: SessionCall) -> None:
+        found = decode(SessionCall, encode(record))
+        found.check()
+        self.known.session(found.session).calls[found.index] = found
+
+
+def session_on(log: LogOfGroup, engine: ScriptedEngine, diverging: Diverging = "sample") -> RecordedSession:
+    requests, sampling = InferenceRequests(engine, CollectConfig()), SamplingParams(max_tokens=200)
+    task = Task(item="x", prompt="?")
+    opening = SharedFirstTurn(requests, task.messages, [0], sampling)
+    calls = GroupCalls(log, CallFigures(), diverging).open(0)  # type: ignore[arg-type]
+    session = Session(task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=1, calls=calls)
+    return RecordedSession(session, PromptRenderer(), max_calls=100)
+
+
+async def agent(session: RecordedSession, engine: ScriptedEngine, family: str, *, killed_after: int = 99) -> list[Any]:
+    """Hold a conversation with a tool, a sub-agent and a compaction; it ends in a kill after so many calls."""
+    answers: list[Any] = []
+
+    async def ask(history: list[dict[str, Any]], text: str, **more: Any) -> Any:
+        if len(answers) == killed_after:
+            raise KilledError
+        engine.texts = [text, "other"]
+        answers.append(await chat(session, history, **more))
+        return answers[-1]
+
+    history: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+    history.append(await ask(history, call_text(family, "add", '{"a": 1}'), tools=[TOOL]))
+    history.append({"role": "tool", "content": "3", "tool_call_id": history[-1]["tool_calls"][0]["id"]})
+    history.append(await ask(history, "it is 3", tools=[TOOL]))
+    await ask([{"role": "user", "content": "you help"}], "so I do", n=2)
+    history = [{"role": "user", "content": f"so far: {history[-1]['content']}"}]
+    history.append(await ask(history, "very well", tools=[TOOL]))
+    history.append({"role": "user", "content": "more"})
+    await ask(history, "this is by far the longest answer " * 5, tools=[TOOL])
+    return answers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("calls", range(6))
+async def test_an_agent_that_was_killed_gets_its_answers_again_and_the_rest_is_sampled(family: str, calls: int) -> None:
+    log, engine = LogOfGroup(), ScriptedEngine(family, 1)
+    before: list[Any] = []
+    with contextlib.suppress(KilledError):
+        before = await agent(session_on(log, engine), engine, family, killed_after=calls)
+    stored = len(engine.sampled)
+    session = session_on(log, engine)
+    whole = await agent(session, engine, family)
+    assert len(whole) == 5
+    assert len(engine.sampled) == 6  # the requests of both lives together: one of the five is for two answers
+    assert stored == min(calls, 5) + (calls > 2)
+    check_against_engine(session, engine)
+    session.fill()
+    assert session.session.diverged is None
+    assert [call.index for call in log.known.session("0.0").path(5)] == [4, 5]
+    assert session.session.tokens == session.tree.tokens(5)
+    assert before in ([], whole)
+
+
+@pytest.mark.parametrize("diverging", ["sample", "give_up"])
+async def test_an_agent_that_asks_something_else_is_named_and_given_up_if_the_run_wants_that(
+    diverging: Diverging,
+) -> None:
+    log, engine = LogOfGroup(), ScriptedEngine("qwen")
+    await chat(session_on(log, engine), [{"role": "user", "content": "one"}])
+    session = session_on(log, engine, diverging)
+    await chat(session, [{"role": "user", "content": "another"}])
+    if diverging == "give_up":
+        with pytest.raises(NotResumableError, match="not requested again"):
+            session.fill()
+        assert isinstance(session.session.failure, NotResumableError)
+    else:
+        session.fill()
+    assert "1 recorded calls" in str(session.session.diverged)
