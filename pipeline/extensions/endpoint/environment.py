@@ -23,8 +23,8 @@ from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import ENVIRONMENT_REWARD
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession
 from lachesis.pipeline.extensions.endpoint.program import ProgramEnd, program_environment, run_program
-from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
 from lachesis.pipeline.tasks.item_keys import Keys
@@ -134,7 +134,7 @@ class Agent(Environment):
         async with self.running():
             server = self._server
             assert server is not None  # noqa: S101 - it runs
-            recorded = RecordedSession(session, self._renderer, max_calls=self._max_calls)
+            recorded = AgentSession(session, self._renderer, max_calls=self._max_calls)
             session.state[_RECORDED] = recorded
             live = LiveSession(recorded, self._shown(task), self._reports, ENVIRONMENT_REWARD)
             with server.serving(live) as url:
@@ -154,7 +154,7 @@ class Agent(Environment):
 
     def reward(self, task: Task, session: Session) -> Any:
         """Return what the agent reported, or the reward of the tasks' own environment. See `Environment`."""
-        recorded: RecordedSession = session.state[_RECORDED]
+        recorded: AgentSession = session.state[_RECORDED]
         return recorded.rewards if recorded.rewards is not None else self._tasks.reward(task, session)
 
     async def score(self, task: Task, session: Session) -> float | None:
@@ -193,7 +193,7 @@ class Agent(Environment):
         with anyio.move_on_after(self._time_limit_s):
             await live.recorded.ended.wait()
 
-    def _settle(self, recorded: RecordedSession, end: ProgramEnd | None) -> None:
+    def _settle(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Raise what an agent's end means for its sample, if that does not stand."""
         if recorded.rewards is not None:
             return

@@ -36,12 +36,12 @@ from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.errors import AccessError, InfrastructureError, PromptTooLongError
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, SessionEndedError
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import RecordedAnswer
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import Dialect, StreamEvent
 from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import openai_error
-from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession, SessionEndedError
 from lachesis.pipeline.inference.replies import body_of
 from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
 from lachesis.schemas.errors import DataError, LachesisError
@@ -77,7 +77,7 @@ class LiveSession:
     program, and no rater, judges the sample.
     """
 
-    recorded: RecordedSession
+    recorded: AgentSession
     task: Mapping[str, Any]
     takes_rewards: bool
     reward_name: str
@@ -241,7 +241,7 @@ class EndpointServer:
 class _PendingAnswer:
     """A request that is being answered, also after its client has hung up."""
 
-    def __init__(self, recorded: RecordedSession, wanted: ModelRequest, *, is_retry: bool) -> None:
+    def __init__(self, recorded: AgentSession, wanted: ModelRequest, *, is_retry: bool) -> None:
         self._recorded = recorded
         self._wanted = wanted
         self._is_retry = is_retry

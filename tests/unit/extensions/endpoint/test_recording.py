@@ -13,8 +13,8 @@ from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.inference import InferenceRequests
 from lachesis.pipeline.environment.session import Session, SharedFirstTurn
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, SessionEndedError
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
-from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession, SessionEndedError
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
@@ -27,16 +27,16 @@ TOOL = {
 }
 
 
-def recorded(engine: Any, *, max_context: int | None = None, max_calls: int = 1000) -> RecordedSession:
+def recorded(engine: Any, *, max_context: int | None = None, max_calls: int = 1000) -> AgentSession:
     requests = InferenceRequests(engine, CollectConfig(max_context=max_context))
     sampling = SamplingParams(max_tokens=200)
     task = Task(item="x", prompt="?")
     opening = SharedFirstTurn(requests, task.messages, [0], sampling)
     session = Session(task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=1)
-    return RecordedSession(session, PromptRenderer(), max_calls=max_calls)
+    return AgentSession(session, PromptRenderer(), max_calls=max_calls)
 
 
-async def chat(session: RecordedSession, messages: list[dict[str, Any]], *, retry: bool = False, **more: Any) -> Any:
+async def chat(session: AgentSession, messages: list[dict[str, Any]], *, retry: bool = False, **more: Any) -> Any:
     """Return the first answer's message, as an agent gets it."""
     request = CHAT.read({"model": "m", "messages": messages, **more})
     found = await session.answer(request, is_retry=retry)
@@ -44,7 +44,7 @@ async def chat(session: RecordedSession, messages: list[dict[str, Any]], *, retr
     return CHAT.answer(request, found.answer)["choices"][0]["message"]
 
 
-def check_against_engine(session: RecordedSession, engine: ScriptedEngine) -> None:
+def check_against_engine(session: AgentSession, engine: ScriptedEngine) -> None:
     """Each call's sequence is the prompt and the tokens of one request to the engine, with the engine's logprobs."""
     known = {(tuple(one.prompt), tuple(one.tokens), tuple(one.logprobs)) for one in engine.sampled}
     assert len(session.tree.calls) == len(engine.sampled)

@@ -14,7 +14,7 @@ from lachesis.pipeline.environment.inference import InferenceRequests
 from lachesis.pipeline.environment.session import Session, SharedFirstTurn
 from lachesis.pipeline.environment.session_calls import CallFigures, Diverging, GroupCalls
 from lachesis.pipeline.errors import NotResumableError
-from lachesis.pipeline.extensions.endpoint.recorded_session import RecordedSession
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
@@ -40,16 +40,16 @@ class LogOfGroup:
         self.known.session(found.session).calls[found.index] = found
 
 
-def session_on(log: LogOfGroup, engine: ScriptedEngine, diverging: Diverging = "sample") -> RecordedSession:
+def session_on(log: LogOfGroup, engine: ScriptedEngine, diverging: Diverging = "sample") -> AgentSession:
     requests, sampling = InferenceRequests(engine, CollectConfig()), SamplingParams(max_tokens=200)
     task = Task(item="x", prompt="?")
     opening = SharedFirstTurn(requests, task.messages, [0], sampling)
     calls = GroupCalls(log, CallFigures(), diverging).open(0)  # type: ignore[arg-type]
     session = Session(task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=1, calls=calls)
-    return RecordedSession(session, PromptRenderer(), max_calls=100)
+    return AgentSession(session, PromptRenderer(), max_calls=100)
 
 
-async def agent(session: RecordedSession, engine: ScriptedEngine, family: str, *, killed_after: int = 99) -> list[Any]:
+async def agent(session: AgentSession, engine: ScriptedEngine, family: str, *, killed_after: int = 99) -> list[Any]:
     """Hold a conversation with a tool, a sub-agent and a compaction; it ends in a kill after so many calls."""
     answers: list[Any] = []
 

@@ -27,7 +27,7 @@ from lachesis.schemas.calls import SessionCall
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import shaped
 
-__all__ = ["RecordedSession", "SessionEndedError"]
+__all__ = ["AgentSession", "SessionEndedError"]
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
@@ -38,7 +38,7 @@ class SessionEndedError(DataError):
     """Raised by a call in a session that has ended, or has made as many calls as it may."""
 
 
-class RecordedSession:
+class AgentSession:
     """The calls of one session. `session`: the sample that they make. `max_calls`: no more are answered."""
 
     def __init__(self, session: Session, renderer: PromptRenderer, *, max_calls: int) -> None:
