@@ -165,12 +165,12 @@ class SessionCalls:
         self._group.figures.diverged += 1
         if self._group.diverging == "give_up":
             raise NotResumableError(text)
-        self._group.figures.lost_s += sum(one.seconds for one in gone)
+        self._group.figures.lost_seconds += sum(one.seconds for one in gone)
 
     def count_resumed(self, call: SessionCall) -> None:
         """Count a recorded call that is answered again by code that keeps a tree of calls itself."""
         self._group.figures.resumed_calls += 1
-        self._group.figures.resumed_s += call.seconds
+        self._group.figures.resumed_seconds += call.seconds
 
     def use_path(self, last: int) -> None:
         """Say that the sample's sequence is that of the call `last` and of those before it."""
