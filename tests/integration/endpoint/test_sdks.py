@@ -1,8 +1,6 @@
 """The official SDKs, unmodified, as agents: three dialects, streams, tools, retries, errors by name."""
 
-import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,6 @@ from lachesis.testing import FakeInference
 pytestmark = [pytest.mark.slow, pytest.mark.extension]
 
 AGENTS = Path(__file__).with_name("sdk_agents.py")
-SDKS = os.environ.get("LACHESIS_SDKS")
-"""A folder into which `pip install --target` has put openai and anthropic, which are no packages of this project."""
-HAS_SDKS = SDKS is not None or all(importlib.util.find_spec(name) for name in ("openai", "anthropic"))
 
 
 def reply(prompt: str, call: int) -> str:
@@ -31,7 +26,6 @@ def reply(prompt: str, call: int) -> str:
     return "<think>so</think>\n\nwell" if asked.startswith("two") else "yes"
 
 
-@pytest.mark.skipif(not HAS_SDKS, reason="the packages openai and anthropic are not installed")
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
 async def test_an_agent_over_an_official_sdk_is_one_recorded_sequence(dialect: str, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
@@ -40,7 +34,6 @@ async def test_an_agent_over_an_official_sdk_is_one_recorded_sequence(dialect: s
         "path": str(tasks),
         "command": [sys.executable, str(AGENTS), dialect],
         "reward": "program",
-        "variables": {} if SDKS is None else {"PYTHONPATH": SDKS},
         "time_limit_s": 250.0,
     }
     env = load_environment("agent", params)
