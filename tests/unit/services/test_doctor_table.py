@@ -90,7 +90,20 @@ def strategy(name: str, **settings: Any) -> Changes:
 
 
 WORDS = f"{STUB / 'words_env.py'}:Words"
+AGENT = [sys.executable, str(Path(__file__).parents[1] / "extensions" / "endpoint" / "agent_program.py")]
 ENVIRONMENTS: dict[str, Row] = {
+    "agent": (
+        [
+            environment(kind="agent", params={"command": AGENT, "path": "none.jsonl"}),
+            environment(kind="agent", params={"command": AGENT, "path": "rows.jsonl", "tasks": "mine.py:Asks"}),
+            environment(kind="agent", params={"command": AGENT, "tasks": "mine.py:Ask"}),
+            environment(kind="agent", params={"command": "none/agent", "path": "rows.jsonl"}),
+            environment(kind="agent", params={"command": "no-such-program x", "path": "rows.jsonl"}),
+            environment(kind="agent", params={"path": "rows.jsonl"}),
+            environment(kind="agent", params={"command": AGENT, "path": "rows.jsonl", "max_calls": 0}),
+        ],
+        environment(kind="agent", params={"command": AGENT, "path": "rows.jsonl"}, samples=2),
+    ),
     "atropos": (
         [
             environment(kind="atropos", params={"place": "no.py:X"}),
