@@ -1,7 +1,7 @@
 """Environment, inference server and broker are killed under an agent of many turns, and no answer is lost.
 
 A real run: the real server, every service a process, a tiny untrained model. Printed: the seconds of generation that a
-kill has cost, by sample, with the calls recorded and without.
+kill has cost, by sample. `RECORD = "never"` shows what it costs where calls are not recorded.
 """
 
 import json
@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 VICTIMS = ("environment-sums", "inference-policy", "nats-server")
 ROUNDS = 1
+RECORD = "auto"
 SETS = {
     "environments.sums.kind": f"{long_talk.__file__}:LongTalk",
     "environments.sums.samples": 2,
@@ -85,12 +86,11 @@ def lost_seconds(notes: list[dict], groups: list[RolloutGroup], kills: list[floa
     return answers, turns, lost
 
 
-@pytest.mark.parametrize("record", ["auto", "never"])
-async def test_no_answer_is_lost_and_no_tool_runs_twice(tmp_path: Path, record: str) -> None:
+async def test_no_answer_is_lost_and_no_tool_runs_twice(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.touch()
     params = f'{{ notes = "{notes}" }}'
-    sets = {**SETS, "environments.sums.params": params, "environments.sums.record": record}
+    sets = {**SETS, "environments.sums.params": params, "environments.sums.record": RECORD}
     run = Run(tmp_path, 1_000_000, Supervised(tmp_path), sets=sets)
     policy = build_tiny_policy(0, width=32, layers=1, heads=2, max_length=8192)
     with torch.no_grad():  # an untrained model would seldom end a turn
@@ -119,13 +119,13 @@ async def test_no_answer_is_lost_and_no_tool_runs_twice(tmp_path: Path, record: 
     noted = [note for note in notes_of(notes) if note["pid"] in lives]
     answers, turns, lost = lost_seconds(noted, groups, kills)
     print(
-        f"record {record}: {len(kills)} kills, {len(groups)} groups; lost for each kill: {answers / len(kills):.2f} s "
+        f"record {RECORD}: {len(kills)} kills, {len(groups)} groups; lost for each kill: {answers / len(kills):.2f} s "
         f"in answers of {len(lost)} groups, {turns / len(kills):.2f} s in turns under way; audit {found}"
     )
     assert found.violations == []
     assert max(Counter(group.id for group in groups).values()) == 1
     rung = Counter(note["rang"] for note in noted if "rang" in note)
-    if record == "auto":
+    if RECORD == "auto":
         assert max(rung.values()) == 1
         anew = {group.item for group in groups if "lost_samples" in group.metadata}
         assert not lost - anew, "only a sample whose tool may have run begins again"
