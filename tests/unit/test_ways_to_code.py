@@ -51,6 +51,8 @@ FREE_FIELDS = {
     "pipeline.environment.group_environment.GeneratedGroup": "made by the environment itself",
     "pipeline.environment.rollout.GroupDraft": "made by the environment itself",
     "pipeline.inference.protocol.TokenizeRequest": "the template is the server's own; its parameters are data",
+    "pipeline.extensions.endpoint.logic.call_tree.SampledAnswer": "token ids, as the inference server gave them",
+    "pipeline.extensions.endpoint.logic.conversation.ModelRequest": "schemas of an agent's tools, shown to the model",
     **dict.fromkeys(
         (
             f"pipeline.inference.dialects.{name}"
