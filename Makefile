@@ -46,7 +46,7 @@ unit: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not outside and not costly" -n $(CORES) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
-	$(PYTEST) -m slow -n 2 $(ARGS)
+	$(PYTEST) -m slow -n $(shell expr $(CORES) + 1) $(ARGS)
 
 # Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
