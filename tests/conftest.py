@@ -44,6 +44,7 @@ TEST_STREAMS = StreamsConfig(
     replay_bytes=16 << 20,
     teacher_bytes=64 << 20,
     ledger_bytes=64 << 20,
+    calls_bytes=64 << 20,
     weights_bytes=64 << 20,
     bucket_bytes=32 << 20,
 )

@@ -179,8 +179,14 @@ def refuse_lost_folder(config: RunConfig) -> None:
 
 
 def refuse_foreign_folder(config: RunConfig) -> None:
-    """Raise `StartupError` where the run's folder is another run's, whose history would be mixed in."""
-    record = _record(config)
+    """Raise `StartupError` where the run's folder is another run's, whose history would be mixed in.
+
+    A record that cannot be read names no other run.
+    """
+    try:
+        record = _record(config)
+    except StartupError:
+        return  # whoever needs the record raises it; a deletion does not
     if record is not None and record.run != config.run:
         raise StartupError(
             f"{config.path} is the folder of run {record.run}, not of {config.run}: the folders of two runs were "

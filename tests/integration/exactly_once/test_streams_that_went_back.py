@@ -39,12 +39,14 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
-from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, ROLLOUTS, STREAMS
 from lachesis.services.run.unusable_keys import find_unusable_keys
 
 from .conftest import SUMS
 
-EVERY_STORE = (*STREAMS, BUCKET)
+EVERY_STORE = tuple(store for store in (*STREAMS, BUCKET) if store != CALLS)
+"""Without the calls of conversations under way: one that goes back makes them begin again, and a rollout that is stored
+again is a duplicate."""
 
 
 class Copies(NamedTuple):
