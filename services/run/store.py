@@ -186,7 +186,7 @@ def refuse_foreign_folder(config: RunConfig) -> None:
     try:
         record = _record(config)
     except StartupError:
-        return  # whoever needs the record raises it; a deletion does not
+        return  # what needs the record raises it; a deletion does not
     if record is not None and record.run != config.run:
         raise StartupError(
             f"{config.path} is the folder of run {record.run}, not of {config.run}: the folders of two runs were "
