@@ -158,3 +158,14 @@ async def test_a_broken_answer_leaves_the_weights_as_they_are(answer, caplog):
         assert (await env.get_next_item())["word"] in {"a", "b", "c"}
         thread.join()
     assert "the last ones stay" in caplog.text
+
+
+def test_it_is_imported_where_none_of_our_packages_is_installed():
+    """An environment of Atropos has its own."""
+    source = Path(curriculum_mixin.__file__).parents[5]
+    assert (source / "lachesis").is_dir()
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "from lachesis import CurriculumMixin; print(CurriculumMixin.__name__)"],
+        env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("CurriculumMixin\n", "")
