@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ async def roll_back(run: Run, stream: str) -> History:
     await run.wait_for_step(run.step() + 4)
     everyone = run.pids()
     for pid in (run.process.pid, *everyone.values()):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with its supervisor
+            os.kill(pid, signal.SIGKILL)
     run.process.wait()
     await until(lambda: not any(map(alive, everyone.values())), 90)
     async with run.servers.afterwards("before") as bus:
