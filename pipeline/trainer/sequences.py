@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.errors import UnsupportedError
+from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import view
@@ -25,7 +26,7 @@ from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN
 
-__all__ = ["GroupInputs", "TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
+__all__ = ["GroupInputs", "TrainableBatch", "select_trainable", "shuffled", "trainer_limits", "training_sequences"]
 
 
 class GroupInputs(Protocol):
@@ -59,6 +60,15 @@ class TrainableBatch(NamedTuple):
         for seq, reason in sorted(self.dropped.items()):
             by_reason.setdefault(reason[:MAX_DROP_REASON_CHARS], []).append(seq)
         return [GroupDrops(batch, seqs, reason) for reason, seqs in by_reason.items()]
+
+
+def trainer_limits(
+    tokenizer_hash: str, vocabulary: int | None, reads: TrainerReads, learner: LearnerConfig
+) -> TrainerLimits:
+    """Return what a trainer with these settings of its steps can use."""
+    return TrainerLimits(
+        tokenizer_hash, vocabulary, reads, learner.temperature, truncated=not learner.loss.mask_truncated
+    )
 
 
 def select_trainable(

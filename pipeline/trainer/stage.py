@@ -26,7 +26,6 @@ from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
-from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader
@@ -63,6 +62,7 @@ from lachesis.pipeline.trainer.refused_policy import republish_refused
 from lachesis.pipeline.trainer.resume import resume
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.trainer.samples import readable_samples
+from lachesis.pipeline.trainer.sequences import trainer_limits
 from lachesis.pipeline.trainer.shared_weights import sharing_weights
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.pipeline.trainer.traces import step_trace, trace_step
@@ -201,12 +201,8 @@ class _Trainer:
         self.policy = policy
         self.learner = learner
         self.leader = leader
-        self.limits = TrainerLimits(
-            policy.tokenizer_hash,
-            vocabulary_of(policy.model),
-            config.training.reads,
-            config.training.learner.temperature,
-            truncated=not config.training.learner.loss.mask_truncated,
+        self.limits = trainer_limits(
+            policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, config.training.learner
         )
         self.feed = feed
         self.lineage = os.urandom(3).hex()

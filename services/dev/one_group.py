@@ -26,7 +26,6 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.common.tokenizer_hash import probe_of
-from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.extended import training_config_type
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
@@ -53,6 +52,7 @@ from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
+from lachesis.pipeline.trainer.sequences import trainer_limits
 from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -109,13 +109,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         async with aclosing(feed.batches()) as batches:
             batch = await anext(batches)
     settings = config.training.learner
-    limits = TrainerLimits(
-        policy.tokenizer_hash,
-        vocabulary_of(policy.model),
-        config.training.reads,
-        settings.temperature,
-        truncated=not settings.loss.mask_truncated,
-    )
+    limits = trainer_limits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, settings)
     learner = Learner(policy.model, settings)
     learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
     _, step, _ = train_soundly(learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0)

@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -42,6 +41,7 @@ from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at, numerics_of
 from lachesis.pipeline.trainer.resume import load_reference
+from lachesis.pipeline.trainer.sequences import trainer_limits
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
@@ -207,13 +207,8 @@ class _Retraining:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
-            learner = self.learner.config
-            limits = TrainerLimits(
-                policy.tokenizer_hash,
-                vocabulary_of(policy.model),
-                self.settings.reads,
-                learner.temperature,
-                truncated=not learner.loss.mask_truncated,
+            limits = trainer_limits(
+                policy.tokenizer_hash, vocabulary_of(policy.model), self.settings.reads, self.learner.config
             )
             selected = fed.select(limits, inputs=self.learner.inputs, shuffle_seed=seed)
             packed = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)

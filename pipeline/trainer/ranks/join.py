@@ -27,6 +27,7 @@ from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.collectives import Ranks
 from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, shard_like
+from lachesis.pipeline.trainer.sequences import trainer_limits
 
 __all__ = ["RankStart", "join_as_follower", "join_as_leader", "rank_start"]
 
@@ -62,14 +63,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> TrainerLimits:
-        learner = self.training.learner
-        return TrainerLimits(
-            self.tokenizer_hash,
-            self.vocabulary,
-            self.training.reads,
-            learner.temperature,
-            truncated=not learner.loss.mask_truncated,
-        )
+        return trainer_limits(self.tokenizer_hash, self.vocabulary, self.training.reads, self.training.learner)
 
     @property
     def shuffle_seed(self) -> int | None:
