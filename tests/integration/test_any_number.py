@@ -9,18 +9,14 @@ from typing import TypeVar
 import anyio
 import msgspec
 from fuzz.examples import group
+from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import open_service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, GroupScore, ScoreEvent

@@ -11,17 +11,14 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 from fuzz.examples import group
+from stages import run_batcher, run_governor, run_normalizer, run_scorer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.governor.stage import run_governor
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import open_service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode, encode

@@ -15,21 +15,18 @@ import msgspec
 import pytest
 from fuzz.examples import EXAMPLES, group
 from integration.audit import audit
+from stages import run_batcher, run_governor, run_normalizer, run_scorer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.governor.stage import run_governor
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode, encode

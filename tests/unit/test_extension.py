@@ -12,6 +12,7 @@ import anyio.to_process
 import msgspec
 import pytest
 from every_struct import named, structs
+from stages import run_inference
 
 from lachesis.pipeline import extension
 from lachesis.pipeline.bus.config import Connection, ConnectionConfig
@@ -25,7 +26,6 @@ from lachesis.pipeline.curriculum.logic.registry import find_strategy, strategy_
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig, estimator_names
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.offline.replay.frames import WorkerStart

@@ -6,15 +6,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.common import user_code
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.promotion.record import config_under_promotion, promotion, write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
 from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import encode

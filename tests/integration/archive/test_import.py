@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from integration.archive.world import CONFIG, RUN, World, a_group, a_world
 from integration.proxy import open_proxy
+from stages import run_governor
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

@@ -16,28 +16,24 @@ import msgspec
 import numpy as np
 import pytest
 from anyio.abc import TaskStatus
+from stages import run_batcher, run_environment, run_governor, run_normalizer, run_scorer
 
 from lachesis import Environment, Session, Task
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.environment import stage as environment_stage
 from lachesis.pipeline.environment.fake_inference import FakeInference
-from lachesis.pipeline.environment.stage import run_environment
 from lachesis.pipeline.governor import stage as governor_stage
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.inference.client import Capabilities, GeneratedSample
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scorer.config import ScoringConfig
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.pipeline.teacher import stage as teacher_stage
 from lachesis.pipeline.teacher.stage import run_teacher
 from lachesis.schemas import keys, subjects

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from stages import run_batcher
 
 from lachesis.pipeline.batcher import stage as stage_module
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig

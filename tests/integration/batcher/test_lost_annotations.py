@@ -8,16 +8,14 @@ import anyio
 import msgspec
 import pytest
 from integration.batcher.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
+from stages import run_batcher, run_curriculum, run_normalizer
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.errors import leaves
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import codec, subjects

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from integration.batcher.test_batcher import World
 from nats.aio.msg import Msg
+from stages import run_batcher
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer

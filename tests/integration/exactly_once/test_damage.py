@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from integration.batcher.test_batcher import RUN, World, batcher, fates, make_config, read_until
 from integration.damage import damage_message, drop_blocks, truncate
+from stages import run_batcher
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer

@@ -5,8 +5,8 @@ import logging
 import anyio
 import pytest
 from integration.batcher.test_batcher import RUN, World, batcher, fates, make_config, read_until
+from stages import run_batcher
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.ledger.chain import LedgerPosition

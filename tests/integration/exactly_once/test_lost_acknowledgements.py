@@ -8,18 +8,15 @@ import anyio
 import msgspec
 import pytest
 from integration.batcher.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
+from stages import run_batcher, run_curriculum, run_normalizer, run_scorer
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent

@@ -11,28 +11,23 @@ import torch
 from integration.batcher.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 from integration.damage import truncate
 from integration.harness import trained_in_one_go
+from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer, run_trainer
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus import reader
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.errors import HistoryLostError, LedgerError, leaves
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint
-from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode

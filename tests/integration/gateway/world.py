@@ -17,20 +17,16 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import httpx
+from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer
 
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.extensions.atropos.gateway.listener import LISTENER_FD
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import open_service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord

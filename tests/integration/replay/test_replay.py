@@ -16,6 +16,7 @@ import anyio
 import msgspec
 import pytest
 from fuzz.examples import group
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
@@ -24,10 +25,8 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode

@@ -10,13 +10,12 @@ from typing import Any
 import anyio
 import pytest
 from integration.replay.test_replay import LIVE, RUN, World, world
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode

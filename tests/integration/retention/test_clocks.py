@@ -4,13 +4,13 @@ import time
 
 import anyio
 import pytest
+from stages import run_governor
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.calls.open_groups import OpenGroups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.governor.config import FlowConfig, RetentionConfig
 from lachesis.pipeline.governor.logic import Governor
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.retention.holds import holding, read_record, update_record
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
 from lachesis.pipeline.runtime.service import open_service

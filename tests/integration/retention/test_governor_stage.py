@@ -6,9 +6,9 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 import pytest
 from integration.proxy import open_proxy
+from stages import run_batcher, run_governor
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -17,7 +17,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
-from lachesis.pipeline.governor.stage import _Follower, run_governor
+from lachesis.pipeline.governor.stage import _Follower
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain, JoinState, LedgerPosition, make_batch
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.runtime.service import Service, open_service

@@ -15,26 +15,22 @@ import anyio
 import anyio.lowlevel
 import pytest
 from integration.audit import audit
+from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus import trimming
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.retention.holds import holding, read_record, update_record
 from lachesis.pipeline.runtime.service import open_service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode

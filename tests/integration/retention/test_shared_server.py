@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
+from stages import run_governor
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.api import Bus
@@ -14,7 +15,6 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 import torch
+from stages import run_scorer
 
 import lachesis
 from lachesis.pipeline.bus.connection import connect
@@ -17,7 +18,6 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode

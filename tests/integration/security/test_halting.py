@@ -11,6 +11,7 @@ import pytest
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 from nats.aio.client import Client
+from stages import run_scorer
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.background import background
@@ -22,7 +23,6 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import decode, encode

@@ -12,9 +12,9 @@ from integration.harness import RUN as WHOLE_RUN
 from integration.harness import SUMS, Run
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
+from stages import run_batcher, run_normalizer
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -24,7 +24,6 @@ from lachesis.pipeline.extension import access_of
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.ledger_reader import LedgerReader
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects

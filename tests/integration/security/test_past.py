@@ -9,6 +9,7 @@ import pytest
 import torch
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
+from stages import run_trainer
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -20,7 +21,7 @@ from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_record, past_trainer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.trainer.stage import OfflineRun, run_trainer
+from lachesis.pipeline.trainer.stage import OfflineRun
 from lachesis.schemas import subjects
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import Message

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from stages import run_governor
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -16,7 +17,6 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import HistoryLostError, NotFoundError, StartupError, StreamMissingError, leaves
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.pipeline.runtime import store_record

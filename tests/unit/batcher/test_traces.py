@@ -4,10 +4,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from stages import run_batcher
 from unit.spans import Sink
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.sampling import is_sampled

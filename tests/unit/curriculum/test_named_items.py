@@ -6,13 +6,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic import learner as limits
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent

@@ -3,12 +3,12 @@
 import logging
 
 import pytest
+from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.services.cli.health import _print, read_health
 
 OWN, FOREIGN = EnvironmentConfig(kind="x"), EnvironmentConfig(kind="gateway")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.errors import InfrastructureError, LedgerError, StreamFullError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, GroupReward, RewardEvent

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
+from stages import run_environment, run_governor
 
 from lachesis import Environment, Task
 from lachesis.pipeline.batcher.config import BatchingConfig
@@ -15,10 +16,8 @@ from lachesis.pipeline.environment import stage as stage_module
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.left_groups import records_calls
-from lachesis.pipeline.environment.stage import run_environment
 from lachesis.pipeline.environment.tools import tool
 from lachesis.pipeline.errors import ServerAwayError
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.schemas import keys, subjects

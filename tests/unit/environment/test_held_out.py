@@ -7,6 +7,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from stages import run_evaluator
 
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
@@ -19,7 +20,6 @@ from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.stage import _Producer
 from lachesis.pipeline.evaluator import evaluated_env
 from lachesis.pipeline.evaluator import stage as evaluator_module
-from lachesis.pipeline.evaluator.stage import run_evaluator
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

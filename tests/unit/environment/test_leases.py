@@ -1,12 +1,12 @@
 """A producer's leases against the real governor."""
 
 import anyio
+from stages import run_governor
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.governor.stage import run_governor
 
 
 async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):

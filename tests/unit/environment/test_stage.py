@@ -9,6 +9,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from stages import run_environment
 from unit.spans import Sink
 
 from lachesis import Environment, Task
@@ -20,7 +21,7 @@ from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import collect_group
-from lachesis.pipeline.environment.stage import MAX_FAILURES, SingleGroup, run_environment
+from lachesis.pipeline.environment.stage import MAX_FAILURES, SingleGroup
 from lachesis.pipeline.errors import AccessError, EnvironmentCodeError, InfrastructureError, StreamFullError, leaves
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer

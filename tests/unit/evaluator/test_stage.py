@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import anyio
 import msgspec
 import pytest
+from stages import run_evaluator
 
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
@@ -14,7 +15,6 @@ from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.evaluator import evaluated_env
 from lachesis.pipeline.evaluator import stage as evaluator_module
 from lachesis.pipeline.evaluator.schedule import Schedule
-from lachesis.pipeline.evaluator.stage import run_evaluator
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode

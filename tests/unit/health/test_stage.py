@@ -5,16 +5,14 @@ import random
 import anyio
 import msgspec
 import pytest
+from stages import run_batcher, run_governor, run_normalizer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.governor.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import Commit, GroupShaping, GroupSignals, RewardEvent, ScoreEvent

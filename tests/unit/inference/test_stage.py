@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 import torch
+from stages import run_inference
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError
@@ -19,7 +20,6 @@ from lachesis.pipeline.inference.directory import (
     sampling_key,
 )
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded
 from lachesis.pipeline.model.weight_files import write_weights

@@ -2,11 +2,12 @@
 
 import anyio
 import pytest
+from stages import run_normalizer
 
 from lachesis.pipeline.bus.memory.memory_bus import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import RewardWriter, run_normalizer
+from lachesis.pipeline.normalizer.stage import RewardWriter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, RewardEvent, ScoreEvent

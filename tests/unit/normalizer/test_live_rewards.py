@@ -7,17 +7,16 @@ from contextlib import AsyncExitStack
 import anyio
 import msgspec
 import pytest
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.normalizer.logic.reward import reliability_shares
 from lachesis.pipeline.normalizer.rules import reward_rule
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
@@ -14,10 +15,8 @@ from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN, describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.normalizer.rules import reward_rule
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.services.preflight.loading import _loads

@@ -5,6 +5,7 @@ import random
 import anyio
 import msgspec
 import pytest
+from stages import run_normalizer
 
 from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -12,7 +13,7 @@ from lachesis.pipeline.errors import FencedError, StreamFullError
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.normalizer.stage import RewardWriter, run_normalizer
+from lachesis.pipeline.normalizer.stage import RewardWriter
 from lachesis.pipeline.promotion.record import promotion, write_promotions
 from lachesis.pipeline.runtime.stateful import run_stateful
 from lachesis.schemas import subjects

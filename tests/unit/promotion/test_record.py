@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
+from stages import run_scorer
 
 from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.bus.background import background
@@ -12,7 +13,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
 from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion, promotion, write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION

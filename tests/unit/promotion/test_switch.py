@@ -7,21 +7,19 @@ import msgspec
 import pytest
 from chaos import ledger_checks, refold
 from chaos.history import read_history
+from stages import run_batcher, run_normalizer, run_scorer
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.promotion.logic import request
 from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode

@@ -5,6 +5,7 @@ import importlib
 import msgspec
 import pytest
 from msgspec.structs import replace
+from stages import run_scorer
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import InfrastructureError
@@ -12,7 +13,6 @@ from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, samples_of
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode

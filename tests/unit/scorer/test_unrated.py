@@ -4,6 +4,7 @@ import signal
 from typing import Any
 
 import pytest
+from stages import run_scorer
 
 from lachesis import Environment, Session, Task, rater
 from lachesis.pipeline.common.cures import cure_of
@@ -13,7 +14,6 @@ from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.logic.unrated import UnratedGroups
 from lachesis.pipeline.scorer.rater import Rating, Sample
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas.annotations import ScoreEvent
 from lachesis.schemas.rollout import Message
 

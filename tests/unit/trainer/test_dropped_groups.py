@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from stages import run_trainer
 from unit.trainer.test_stage import dead, dying_at_checkpoint, recording, reports, weights_after
 
 import lachesis
@@ -17,7 +18,6 @@ from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer import unreported_steps
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.columns import Column, as_bytes

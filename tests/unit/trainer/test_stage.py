@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from stages import run_trainer
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig
@@ -39,7 +40,6 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.publication import PolicyPublisher
-from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.pipeline.weights import sender as sender_module
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.download import WeightsReceiver

@@ -4,16 +4,15 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from stages import run_normalizer, run_scorer
 from unit.offline.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
 from lachesis.pipeline.errors import NotFoundError, leaves
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
 from lachesis.pipeline.offline.replay.stage import ReplayRequest
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import Selection

@@ -6,18 +6,17 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from stages import run_normalizer, run_scorer
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.stage import run_normalizer
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.logic.selection import groups_digest
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.retention.holds import holding, read_record, update_record
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
-from lachesis.pipeline.scorer.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode

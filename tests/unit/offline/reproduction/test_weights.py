@@ -5,6 +5,7 @@ import threading
 import msgspec
 import pytest
 import torch
+from stages import run_trainer
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.errors import NotFoundError
@@ -19,7 +20,6 @@ from lachesis.pipeline.trainer import stage as trainer
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.stage import run_trainer
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS
 

@@ -1,9 +1,9 @@
 """What a foreign environment changes in a run: the gateway runs, and nothing draws or generates its tasks."""
 
 import pytest
+from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 
