@@ -1,6 +1,5 @@
 """The configuration of a run: one struct, made of the structs that the stages' own folders define."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -11,21 +10,22 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.common.trainability import TrainerReads
-from lachesis.pipeline.config.paths import CodeParams, CodePath, FilePath, ModelPath, OpenSwitch, TemplatePath
+from lachesis.pipeline.config.paths import FilePath, ModelPath, OpenSwitch, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.environment.config import EnvironmentConfig
+from lachesis.pipeline.evaluator.config import EvaluationConfig
 from lachesis.pipeline.extension import TrainerBackend, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.teacher.config import NAMED_TEACHER, TeacherConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.trainer.config import LearnerConfig, ModelInputConfig
+from lachesis.pipeline.trainer.config import THIS_MACHINE, TrainingConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
@@ -42,205 +42,12 @@ __all__ = [
     "WeightsConfig",
 ]
 
-THIS_MACHINE = "torch"
-"""The back end that trains on this machine."""
 NATS_FOLDER = "nats"
 """Where in a run's folder the embedded server keeps its store."""
 
 D = TypeVar("D")
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-
-_BYTES_PER_TOKEN = 16
-"""int32 token, float32 logprob, one bit of mask, and its text before it is packed, rounded up."""
-_BYTES_PER_SAMPLE = 4096
-"""The rest of a sample."""
-
-_BYTES_OF_RECORDS = 32 << 10
-"""The rest of a sample's recorded calls."""
-
-
-class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One environment: which tasks, and how rollouts of them are generated."""
-
-    PARAM_PATHS: ClassVar[dict[str, Mapping[str, str]]] = {"dataset": {"path": "file"}}
-
-    kind: CodePath
-    """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
-    generates elsewhere and publishes over HTTP (see gateway)."""
-    params: CodeParams = {}
-    """Keyword arguments of the environment. Paths in those of built-in kinds are relative to the configuration file."""
-    samples: PositiveInt = 8
-    """Samples in a group. Default 8."""
-    max_new_tokens: PositiveInt = 256
-    """Most tokens generated in one turn. Default 256."""
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    """Sampling temperature; that of training.learner.temperature, unless held-out tasks are evaluated. Default 1."""
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Nucleus of the sampling distribution. Below 1 the trainer must know which tokens it left: name sampling_mask in
-    training.inputs, and room for it in column_bytes; the reference server records it. Default 1: all of it."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Parameters of the model's chat template, { enable_thinking = false } say: in training, evaluation and tests.
-    Default none: the template's own defaults."""
-    concurrency: PositiveInt = 8
-    """Groups that one process generates at once. Default 8."""
-    longest_tokens: PositiveInt = 1024
-    """Most tokens of one sequence, prompt included; what a lease reserves bytes for. A group that outgrows what was
-    reserved is not stored. Default 1024."""
-    column_bytes: Annotated[int, Meta(ge=0)] = 0
-    """Most bytes that a token's further columns take; routed_experts of int16 take 2 for each layer and expert. Default
-    0."""
-    attachment_bytes: Annotated[int, Meta(ge=0)] = 0
-    """Most bytes that the attachments of a group take. Default 0."""
-    success_rater: str | None = None
-    """Rater that decides, by its calibrated rating, whether a sample succeeded. Default None: the score itself."""
-    success_threshold: float = 1.0
-    """A sample succeeds when that value reaches this. Default 1."""
-    scoring: ScoringConfig | None = None
-    """Raters of this environment alone. Default None: those of the run."""
-    normalization: NormalizationConfig | None = None
-    """Reward normalization of this environment alone. Default None: the run's."""
-    reward_config: RewardConfig | None = None
-    """Reward shaping of this environment alone. Default None: the run's."""
-    advantage: AdvantageConfig | None = None
-    """Advantage estimator of this environment alone. Default None: the run's."""
-    timeout_s: Seconds = 120.0
-    """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
-    lost_samples: Literal["refill", "drop", "abandon"] = "refill"
-    """What to do with a group that lost samples because its inference server became unavailable: no process listens,
-    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: the lost samples are generated
-    again, twice at most. drop: the group goes on with the others, if there are at least `fewest_samples`; a smaller
-    group fits into fewer batches, so it waits longer. abandon: the whole group is given up; so is a group that refill
-    or drop cannot save. A failure that the model's answer may have caused (a time limit, a tool's error, a broken
-    answer) always gives up the whole group, because dropping such samples would favour other answers. Default
-    refill."""
-    fewest_samples: PositiveInt = 2
-    """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
-
-    record: Literal["auto", "always", "never"] = "auto"
-    """Whether each answer of the model, and each result of a tool, is stored before the conversation goes on, so that
-    it goes on where it was after its process, its inference server or the broker was killed. auto: where a conversation
-    may have several turns; one of a single turn has nothing to go on from. Default auto."""
-    diverged: Literal["sample", "give_up"] = "sample"
-    """What to do where a recorded conversation asks something else when it runs again, as one that looks at the clock
-    may. sample: the request is sampled, and the group's metadata name it. give_up: the sample is lost, as one whose
-    server went away (`lost_samples`). Default sample."""
-
-    @property
-    def largest_bytes(self) -> int:
-        """Most that a group may weigh, bytes: what its lease reserves."""
-        per_token = _BYTES_PER_TOKEN + self.column_bytes
-        return self.samples * (self.longest_tokens * per_token + _BYTES_PER_SAMPLE) + self.attachment_bytes
-
-    @property
-    def calls_bytes(self) -> int:
-        """Most that the recorded calls of a group may take, bytes.
-
-        That is its tokens, and its texts once as answers and once more in its conversations.
-        """
-        return 2 * self.largest_bytes + self.samples * _BYTES_OF_RECORDS
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether a service publishes for it what was generated elsewhere, as the gateway does.
-
-        The run has no process that generates, and draws none of its tasks.
-        """
-        kind = added("environments").get(self.kind)
-        return kind is not None and kind.place is None
-
-
-class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Evaluation of named policy versions on held-out tasks; results never enter the ledger."""
-
-    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
-    """Share of each environment's tasks that are evaluated and never trained on, at most `items` of them; without
-    [evaluation] only. Which ones follows from the seed and from what the tasks ask; what was ever drawn is never held
-    out again. A pool of which fewer than 8 would be held out is trained on whole. 0: no evaluation. Default 0.1."""
-    every_steps: PositiveInt = 10
-    """Optimizer steps between evaluations, which are due at its multiples; the first and the last policy are always
-    evaluated. With a multiple of training.checkpoint_every the best policy has a checkpoint of its own. Default 10."""
-    items: PositiveInt = 200
-    """Held-out tasks in an evaluation of the first and the last policy. Default 200."""
-    items_between: PositiveInt = 50
-    """Held-out tasks in the evaluations between. Default 50."""
-    samples: PositiveInt = 4
-    """Samples per task. Default 4."""
-
-
-class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The trainer."""
-
-    name: str = "main"
-    """Name of the trainer and of its ledger."""
-    steps: PositiveInt | None = None
-    """Optimizer steps after which the trainer stops. Default None: it goes on."""
-    backend: str = THIS_MACHINE
-    """What trains. torch: this machine. Extensions add others. Default torch."""
-    learner: LearnerConfig = LearnerConfig()
-    """The optimizer step."""
-    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
-    """What the trainer computes on: auto, cpu, cuda or cuda:N. auto: the first GPU that torch sees, else the CPU.
-    Default auto."""
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
-    """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
-    auto."""
-    deterministic: Literal["auto", "always", "never"] = "auto"
-    """Whether the same weights and batches give the same bits every time on a GPU. auto: yes, unless an operation of
-    the model has no such form, which the log names. always: such an operation is an error; with several ranks it is one
-    in any case. never: faster with some models. Without, `lachesis reproduce` compares within a tolerance. Default
-    auto."""
-    lora: LoraConfig | None = None
-    """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
-    adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
-    inputs: list[ModelInputConfig] = []
-    """What the model is given of rollouts in addition to text tokens, each as { input = "routed_experts" }. A rollout
-    that holds more than is named here is refused on arrival. Default: nothing more."""
-    ranks: PositiveInt = 1
-    """Processes of the trainer on this machine, each with a share of every batch and a GPU of its own, where there are
-    GPUs. Under torchrun its number of processes counts. Default 1."""
-    sharding: Literal["none", "full"] = "none"
-    """With several ranks. none: each rank holds all weights (data parallel). full: weights, gradients and optimizer
-    state are spread over the ranks (FSDP2). Default none."""
-    collectives: Literal["auto", "gloo"] = "auto"
-    """What several ranks exchange gradients over. auto: NCCL between GPUs, gloo between CPUs. gloo: over main memory,
-    from GPUs as well; slower, but ranks may share a GPU. Not with sharding on GPUs. Default auto."""
-    rank_timeout_s: Seconds = 600.0
-    """Seconds a rank may wait for another within a step, or at the start, until the trainer starts again. Default
-    600."""
-    threads: PositiveInt = 1
-    """CPU threads of each rank; one thread gives the same bits every time. Default 1."""
-    checkpoint_every: PositiveInt = 10
-    """Optimizer steps between checkpoints. Default 10."""
-    checkpoints_kept: PositiveInt = 3
-    """Newest checkpoints kept; the one of the best held-out rate is kept beside them. Default 3."""
-    drain_s: Seconds = 60.0
-    """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
-    given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
-    time is lost. Set it to more than a step and a checkpoint take. Default 60."""
-    weights_kept: PositiveInt = 8
-    """Newest versions of the weights kept for inference servers. Default 8."""
-    shuffle_advantages: bool = False
-    """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
-    sample_rows: Annotated[int, Meta(ge=0)] = 16
-    """Samples that trackers get at each checkpoint, with their prompts and advantages. Default 16."""
-
-    def __post_init__(self) -> None:
-        if self.learner.compile and self.inputs:
-            raise ConfigError(
-                "training.learner.compile does not go with training.inputs, which change what layers compute: leave "
-                "one of them out"
-            )
-
-    def without_extensions(self) -> "TrainingConfig":
-        """Return the pipeline's own of these settings, for a rank whose installation may lack an extension."""
-        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__struct_fields__})
-
-    @property
-    def reads(self) -> TrainerReads:
-        """Name what the trainer reads in addition to text tokens."""
-        columns = frozenset[str]().union(*(one.reads_columns for one in self.inputs))
-        return TrainerReads(columns, any(one.reads_attachments for one in self.inputs))
 
 
 class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environment.config import EnvironmentConfig
 
 __all__ = ["curriculum_environments", "describe_curriculum", "reason_no_curriculum"]
 

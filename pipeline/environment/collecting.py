@@ -1,7 +1,6 @@
 """Derives how evaluations and tests collect answers of a configured environment."""
 
-from lachesis.pipeline.config.run import EnvironmentConfig
-from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.inference import Inference
 
 __all__ = ["collect_config", "max_context_of"]

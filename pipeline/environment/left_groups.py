@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.calls.recorder import CallRecorder, end_group
 from lachesis.pipeline.calls.take_up import take_up
-from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer
 from lachesis.pipeline.environment.epoch_claims import EpochClaims

@@ -30,8 +30,8 @@ from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims

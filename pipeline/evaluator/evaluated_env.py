@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.collecting import collect_config, max_context_of
+from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.load import item_keys_of, load_environment

@@ -16,9 +16,8 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.common.secret_texts import error_text
-from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.collecting import collect_config, max_context_of
-from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.inference import Inference, derive_seed
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error

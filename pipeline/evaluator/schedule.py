@@ -6,7 +6,7 @@ as the previous evaluation is done.
 
 from dataclasses import dataclass
 
-from lachesis.pipeline.config.run import EvaluationConfig
+from lachesis.pipeline.evaluator.config import EvaluationConfig
 
 __all__ = ["Schedule"]
 

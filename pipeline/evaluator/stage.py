@@ -16,7 +16,8 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.errors import AccessError, DamagedError, EnvironmentCodeError, InfrastructureError, NotFoundError

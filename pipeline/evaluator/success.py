@@ -11,7 +11,7 @@ from functools import cache
 
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.secret_texts import error_text
-from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group

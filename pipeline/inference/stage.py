@@ -13,9 +13,10 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import load_place
 from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,

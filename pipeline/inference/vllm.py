@@ -26,10 +26,9 @@ import lachesis
 from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.common.machine_memory import free_on_machine
 from lachesis.pipeline.config.foreign_variables import without_service_variables
-from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
-from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.config import ClientConfig, InferenceConfig
 from lachesis.pipeline.inference.group_memory import has_processes, remove_names, shared_names
 from lachesis.pipeline.inference.protocol import (
     CONTROL_TOKEN,

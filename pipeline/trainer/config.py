@@ -10,21 +10,27 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.common.trainability import TrainerReads
 from lachesis.pipeline.config.field_types import check_field_types
 from lachesis.pipeline.config.paths import CodeParams, CodePath
+from lachesis.pipeline.model.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
 __all__ = [
     "INPUTS_FOR_ONE_ROW",
     "MODEL_INPUTS",
+    "THIS_MACHINE",
     "LearnerConfig",
     "LossConfig",
     "ModelInputConfig",
+    "TrainingConfig",
     "WarmStartConfig",
     "learner_on_record",
 ]
 
+THIS_MACHINE = "torch"
+"""The back end that trains on this machine."""
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
 
@@ -334,3 +340,78 @@ class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reward adds can be seen. 0 keeps all answers as they are. Default 0.5."""
     seed: int = 0
     """Seed of the slips and of the order of the pairs. Default 0."""
+
+
+class TrainingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The trainer."""
+
+    name: str = "main"
+    """Name of the trainer and of its ledger."""
+    steps: PositiveInt | None = None
+    """Optimizer steps after which the trainer stops. Default None: it goes on."""
+    backend: str = THIS_MACHINE
+    """What trains. torch: this machine. Extensions add others. Default torch."""
+    learner: LearnerConfig = LearnerConfig()
+    """The optimizer step."""
+    device: Annotated[str, Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """What the trainer computes on: auto, cpu, cuda or cuda:N. auto: the first GPU that torch sees, else the CPU.
+    Default auto."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
+    auto."""
+    deterministic: Literal["auto", "always", "never"] = "auto"
+    """Whether the same weights and batches give the same bits every time on a GPU. auto: yes, unless an operation of
+    the model has no such form, which the log names. always: such an operation is an error; with several ranks it is one
+    in any case. never: faster with some models. Without, `lachesis reproduce` compares within a tolerance. Default
+    auto."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
+    adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
+    inputs: list[ModelInputConfig] = []
+    """What the model is given of rollouts in addition to text tokens, each as { input = "routed_experts" }. A rollout
+    that holds more than is named here is refused on arrival. Default: nothing more."""
+    ranks: PositiveInt = 1
+    """Processes of the trainer on this machine, each with a share of every batch and a GPU of its own, where there are
+    GPUs. Under torchrun its number of processes counts. Default 1."""
+    sharding: Literal["none", "full"] = "none"
+    """With several ranks. none: each rank holds all weights (data parallel). full: weights, gradients and optimizer
+    state are spread over the ranks (FSDP2). Default none."""
+    collectives: Literal["auto", "gloo"] = "auto"
+    """What several ranks exchange gradients over. auto: NCCL between GPUs, gloo between CPUs. gloo: over main memory,
+    from GPUs as well; slower, but ranks may share a GPU. Not with sharding on GPUs. Default auto."""
+    rank_timeout_s: Positive = 600.0
+    """Seconds a rank may wait for another within a step, or at the start, until the trainer starts again. Default
+    600."""
+    threads: PositiveInt = 1
+    """CPU threads of each rank; one thread gives the same bits every time. Default 1."""
+    checkpoint_every: PositiveInt = 10
+    """Optimizer steps between checkpoints. Default 10."""
+    checkpoints_kept: PositiveInt = 3
+    """Newest checkpoints kept; the one of the best held-out rate is kept beside them. Default 3."""
+    drain_s: Positive = 60.0
+    """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
+    given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
+    time is lost. Set it to more than a step and a checkpoint take. Default 60."""
+    weights_kept: PositiveInt = 8
+    """Newest versions of the weights kept for inference servers. Default 8."""
+    shuffle_advantages: bool = False
+    """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
+    sample_rows: Annotated[int, Meta(ge=0)] = 16
+    """Samples that trackers get at each checkpoint, with their prompts and advantages. Default 16."""
+
+    def __post_init__(self) -> None:
+        if self.learner.compile and self.inputs:
+            raise ConfigError(
+                "training.learner.compile does not go with training.inputs, which change what layers compute: leave "
+                "one of them out"
+            )
+
+    def without_extensions(self) -> TrainingConfig:
+        """Return the pipeline's own of these settings, for a rank whose installation may lack an extension."""
+        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.__struct_fields__})
+
+    @property
+    def reads(self) -> TrainerReads:
+        """Name what the trainer reads in addition to text tokens."""
+        columns = frozenset[str]().union(*(one.reads_columns for one in self.inputs))
+        return TrainerReads(columns, any(one.reads_attachments for one in self.inputs))

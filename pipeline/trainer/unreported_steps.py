@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.distance_by_env import bounded_mismatches
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.sequences import TrainableBatch

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lachesis.pipeline.common.trainability import TrainerLimits
-from lachesis.pipeline.config.run import TrainingConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.trainer.adapters import with_adapters
+from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.collectives import Ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lachesis.pipeline.config.run import TrainingConfig
+from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["STORE_VARIABLE", "RankPlace", "check_ranks", "rank_device"]
