@@ -8,15 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.directory import role_access
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
-from lachesis.pipeline.tasks.evaluated import evaluated_environments
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, held_out_rule
 from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
 
-__all__ = ["SETTINGS", "health_settings", "teacher_settings"]
+__all__ = ["SETTINGS", "curriculum_settings", "health_settings", "teacher_settings"]
+
+
+def curriculum_settings(config: RunConfig) -> CurriculumSettings:
+    """Return the settings of the curriculum."""
+    return CurriculumSettings(
+        config=config.curriculum,
+        trainer=config.training.name,
+        environments={
+            name: CurriculumEnv(env.kind, env.params, env.is_foreign, held_out_rule(config, name))
+            for name, env in config.environments.items()
+        },
+    )
 
 
 def health_settings(config: RunConfig) -> HealthSettings:
@@ -67,5 +80,9 @@ def teacher_settings(config: RunConfig) -> TeacherSettings:
     )
 
 
-SETTINGS: dict[str, Callable[[RunConfig], Any]] = {"health": health_settings, "teacher": teacher_settings}
+SETTINGS: dict[str, Callable[[RunConfig], Any]] = {
+    "curriculum": curriculum_settings,
+    "health": health_settings,
+    "teacher": teacher_settings,
+}
 """By service."""

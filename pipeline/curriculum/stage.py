@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
-from lachesis.pipeline.environment.config import EnvironmentConfig
+from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.held_out import read_held_out
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
@@ -32,7 +31,6 @@ from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.pipeline.tasks.item_keys import exact_key, unique_keys
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas import keys, subjects
@@ -52,20 +50,20 @@ _MAX_FEEDBACK_PER_COMMIT = 8192
 """Approximate amount of feedback in one commit, so that it fits into a message."""
 
 
-async def run_curriculum(service: Service, config: RunConfig) -> None:
+async def run_curriculum(service: Service, settings: CurriculumSettings) -> None:
     """Follow every environment of the run for which it can draw tasks, until the service drains."""
-    for line in describe_curriculum(config):
+    for line in describe_curriculum(settings):
         log.info("%s", line)
-    for env in config.environments:
-        reason = reason_no_curriculum(config, env)
+    for env in settings.environments:
+        reason = reason_no_curriculum(settings, env)
         service.set_note(f"{env} curriculum", None if reason is None else f"no curriculum for {env}: {reason}")
-    own = curriculum_environments(config)
+    own = curriculum_environments(settings)
     if not own:
         service.mark_ok()
         await service.draining.wait()
     async with anyio.create_task_group() as tasks:
-        for env, settings in own.items():
-            tasks.start_soon(_run_env, service, config, env, settings)
+        for env, one in own.items():
+            tasks.start_soon(_run_env, service, settings, env, one)
 
 
 def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> ItemPool:
@@ -109,22 +107,22 @@ def _features_of(task: Task) -> tuple[float, ...]:
     return prompt_features("\n".join(message.content or "" for message in task.messages))
 
 
-def load_items(config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None) -> ItemPool:
+def load_items(settings: CurriculumEnv, record: HeldOutRecord | None) -> ItemPool:
     """Load an environment and return the items that its curriculum draws from.
 
     `record`: which of its tasks are held out.
     """
     env = load_environment(settings.kind, settings.params)
-    return items_of(env, held_out_tasks(config, name, item_keys_of(env), record).tasks)
+    return items_of(env, settings.held_out.split(item_keys_of(env), record).tasks)
 
 
-async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
+async def _run_env(service: Service, settings: CurriculumSettings, env: str, one: CurriculumEnv) -> None:
     items = None
-    if not settings.is_foreign:
-        await service.starts_with(f"loading environment {env} ({settings.kind})")
+    if not one.is_foreign:
+        await service.starts_with(f"loading environment {env} ({one.kind})")
         record = await read_held_out(service, env)
-        items = await anyio.to_thread.run_sync(load_items, config, env, settings, record)
-    writer = CurriculumWriter(service, config, env, items)
+        items = await anyio.to_thread.run_sync(load_items, one, record)
+    writer = CurriculumWriter(service, settings, env, items)
     await writer.open()
     await writer.follow()
 
@@ -135,12 +133,12 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
     name = "curriculum"
     kind = "curriculum"
 
-    def __init__(self, service: Service, config: RunConfig, env: str, items: ItemPool | None) -> None:
+    def __init__(self, service: Service, settings: CurriculumSettings, env: str, items: ItemPool | None) -> None:
         super().__init__(service, env, CurriculumEvent, (subjects.EVENTS,))
-        self.strategy_name = code_name(config.curriculum.strategy)
-        settings = config.curriculum
-        self.learner = NamedItemLearner(env, settings) if items is None else PoolLearner(env, items, settings)
-        self._ledger = subjects.ledger(service.run, config.training.name)
+        config = settings.config
+        self.strategy_name = code_name(config.strategy)
+        self.learner = NamedItemLearner(env, config) if items is None else PoolLearner(env, items, config)
+        self._ledger = subjects.ledger(service.run, settings.trainer)
         self._without_task = 0
         """Groups of this process' life that are of no task of the pool."""
         self._batches = 0

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.tasks.held_out import ANY_RANK, HeldOutSplit, choose_held_out
+from lachesis.pipeline.tasks.held_out import HeldOutRule, HeldOutSplit
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas.control import HeldOutRecord
 
-__all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "may_be_evaluated", "reason_not_evaluated"]
+__all__ = [
+    "evaluated_environments",
+    "held_out_rule",
+    "held_out_tasks",
+    "is_held_out",
+    "may_be_evaluated",
+    "reason_not_evaluated",
+]
 
 
 def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
@@ -26,16 +31,19 @@ def is_held_out(config: RunConfig, env: str) -> bool:
     return not config.evaluation and env in evaluated_environments(config)
 
 
+def held_out_rule(config: RunConfig, env: str) -> HeldOutRule:
+    """Return how the held-out tasks of an environment are chosen."""
+    if not is_held_out(config, env):
+        return HeldOutRule()
+    return HeldOutRule(config.seed, config.evaluate.held_out, config.evaluate.items)
+
+
 def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecord | None = None) -> HeldOutSplit:
     """Return the held-out tasks of an environment, given the keys of all its tasks; often none.
 
     `record`: what earlier starts of the run held out; None: there is no record, or it does not matter here.
     """
-    if not is_held_out(config, env):
-        return HeldOutSplit(np.empty(0, np.int64), 0)
-    plan = config.evaluate
-    seed, limit = (config.seed, ANY_RANK) if record is None else (record.seed, record.limit)
-    return choose_held_out(keys, seed, share=plan.held_out, most=plan.items, limit=limit)
+    return held_out_rule(config, env).split(keys, record)
 
 
 def may_be_evaluated(config: RunConfig, step: int) -> bool:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.tasks.item_keys import Keys, mixed
+from lachesis.schemas.control import HeldOutRecord
 
 F = TypeVar("F", np.float32, np.float64)
 
-__all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutSplit", "choose_held_out", "mask_held_out"]
+__all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutRule", "HeldOutSplit", "choose_held_out", "mask_held_out"]
 
 MIN_HELD_OUT_TASKS = 8
 """If fewer tasks would be held out, none are: the error of a rate is estimated from the spread between tasks. With 8
@@ -35,6 +36,30 @@ class HeldOutSplit(NamedTuple):
     tasks: NDArray[np.int64]
     limit: int
     withheld: int = 0
+
+
+class HeldOutRule(NamedTuple):
+    """How the held-out tasks of an environment are chosen: `share` of all, 0 for none, and `most` of them at most.
+
+    `seed` is the run's, where no earlier start of it has recorded another.
+    """
+
+    seed: int = 0
+    share: float = 0.0
+    most: int = 0
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether tasks are kept out of training, and evaluated instead."""
+        return self.share > 0
+
+    def split(self, keys: Keys, record: HeldOutRecord | None = None) -> HeldOutSplit:
+        """Return the held-out tasks, given the keys of all tasks; often none.
+
+        `record`: what earlier starts of the run held out; None: there is no record, or it does not matter here.
+        """
+        seed, limit = (self.seed, ANY_RANK) if record is None else (record.seed, record.limit)
+        return choose_held_out(keys, seed, share=self.share, most=self.most, limit=limit)
 
 
 def choose_held_out(keys: Keys, seed: int, *, share: float, most: int, limit: int = ANY_RANK) -> HeldOutSplit:

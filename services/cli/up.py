@@ -48,6 +48,7 @@ from lachesis.services.preflight.first_model import note_model
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.lease import refuse_half_deleted
+from lachesis.services.stage_settings import curriculum_settings
 from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
 __all__ = ["EvaluationWatch", "bring_up", "describe_evaluation", "stop_on_signals", "up"]
@@ -101,7 +102,8 @@ async def _up(config: RunConfig, options: Options) -> None:
     if start := record.describe_start():
         print(start, flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', '--run', config.run])}", flush=True)
-    for line in (describe_evaluation(config), *describe_curriculum(config), *describe_extensions(config)):
+    curriculum = describe_curriculum(curriculum_settings(config))
+    for line in (describe_evaluation(config), *curriculum, *describe_extensions(config)):
         print(line, flush=True)
     try:
         async with background() as tasks:

@@ -10,6 +10,7 @@ from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.observe.find import first_seq_of_last
+from lachesis.services.stage_settings import curriculum_settings
 
 __all__ = ["EnvHealth", "checked_environments", "read_alert", "read_health"]
 
@@ -75,7 +76,7 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
         standing=standing,
         groups=groups,
         results=list(results.values()),
-        no_curriculum=reason_no_curriculum(config, env),
+        no_curriculum=reason_no_curriculum(curriculum_settings(config), env),
     )
 
 

@@ -43,6 +43,7 @@ from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
 from lachesis.services.preflight.prompts import PolicyPrompts
+from lachesis.services.stage_settings import curriculum_settings
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
 
@@ -127,7 +128,8 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
     for name, env in config.environments.items():
         if not env.is_foreign and f"environments.{name}" not in failed:
             yield f"environments.{name}, tried", partial(_try, config, name)
-    drawn = [name for name in curriculum_environments(config) if f"environments.{name}" not in failed]
+    learned = curriculum_environments(curriculum_settings(config))
+    drawn = [name for name in learned if f"environments.{name}" not in failed]
     yield "curriculum.strategy", partial(_strategy, config, drawn)
     yield from _away(config)
 

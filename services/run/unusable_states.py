@@ -33,7 +33,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER
 from lachesis.services.run.unusable_keys import find_unusable_keys
-from lachesis.services.stage_settings import health_settings
+from lachesis.services.stage_settings import curriculum_settings, health_settings
 
 __all__ = ["find_unusable"]
 
@@ -112,27 +112,26 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
     for env in config.environments:
         yield AlertWriter, env, partial(make, AlertWriter, env, settings=health_settings(config))
         yield RewardWriter, env, partial(make, RewardWriter, env)
-    for env in curriculum_environments(config):
+    curriculum = curriculum_settings(config)
+    for env, one in curriculum_environments(curriculum).items():
         commits = subjects.event("curriculum", config.run, config.revision, env)
         snapshots = subjects.state(config.run, "curriculum", config.revision, env)
         if await bus.last(EVENTS, commits) is None and await bus.last(LEDGER, snapshots) is None:
             continue  # it has no state, and the environment needs no loading
-        settings, items = config.environments[env], None
-        if not settings.is_foreign:
+        items = None
+        if not one.is_foreign:
             try:
                 record = await read_held_out(service(CurriculumWriter), env)
             except SchemaError:
                 continue  # the key is named, and the state is looked at once it is put aside
             try:
                 with anyio.fail_after(_LOAD_S):
-                    items = await anyio.to_thread.run_sync(
-                        load_items, config, env, settings, record, abandon_on_cancel=True
-                    )
+                    items = await anyio.to_thread.run_sync(load_items, one, record, abandon_on_cancel=True)
             except Exception as error:  # noqa: BLE001 - an environment's own code raises anything
                 log.warning("what the curriculum of %s can use of its state is not known, since the environment cannot "
                             "be loaded here: %s: %s", env, type(error).__name__, error)  # fmt: skip
                 continue
-        yield CurriculumWriter, env, partial(make, CurriculumWriter, env, items)
+        yield CurriculumWriter, env, partial(make, CurriculumWriter, env, items, settings=curriculum)
 
 
 async def _open(owned: _Owned, left_out: dict[str, set[int]]) -> str | None:

@@ -10,6 +10,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, GroupReward, RewardEvent
 from lachesis.schemas.codec import encode
+from lachesis.services.stage_settings import curriculum_settings
 
 MESSAGES, GROUPS = 30, 2000
 
@@ -33,7 +34,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
         await lab.bus.publish(subjects.event("reward", "r", subjects.LIVE, "sums"), encode(event), msg_id=str(m))
     config = RunConfig(run="r")
     service = Service(lab.bus, "curriculum", "r")
-    writer = CurriculumWriter(service, config, "sums", ItemPool(8))
+    writer = CurriculumWriter(service, curriculum_settings(config), "sums", ItemPool(8))
     await writer.open()
     async with lab.bus.read(subjects.EVENTS, [], follow=False) as messages:
         burst = [message async for message in messages]
@@ -42,7 +43,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     assert sum(len(encode(event)) for event in commits) > MAX_MESSAGE_BYTES
     assert [group for event in commits for group in event.observed] == [f"{n:032x}" for n in range(MESSAGES * GROUPS)]
     assert commits[-1].commit.cursors == {subjects.EVENTS: burst[-1].seq + 1}
-    again = CurriculumWriter(service, config, "sums", ItemPool(8))
+    again = CurriculumWriter(service, curriculum_settings(config), "sums", ItemPool(8))
     await again.open()
     assert again.learner.state() == writer.learner.state()
     assert again.cursors == writer.cursors

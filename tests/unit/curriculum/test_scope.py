@@ -10,6 +10,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.services.cli.health import _print, read_health
+from lachesis.services.stage_settings import curriculum_settings
 
 OWN, FOREIGN = EnvironmentConfig(kind="x"), EnvironmentConfig(kind="gateway")
 CONFIG = RunConfig(
@@ -20,14 +21,14 @@ NONE = "no curriculum for shop: its clients draw its tasks themselves, behind th
 
 @pytest.mark.extension
 def test_what_is_drawn_and_what_is_not_is_said_of_every_environment():
-    assert list(curriculum_environments(CONFIG)) == ["sums", "maze"]
-    first, second = describe_curriculum(CONFIG)
+    assert list(curriculum_environments(curriculum_settings(CONFIG))) == ["sums", "maze"]
+    first, second = describe_curriculum(curriculum_settings(CONFIG))
     assert first == "curriculum sec: sums, maze"
     assert second.startswith(NONE)
-    assert reason_no_curriculum(CONFIG, "sums") is None
-    assert reason_no_curriculum(CONFIG, "unknown") is None
-    assert describe_curriculum(RunConfig(run="r")) == []
-    (only,) = describe_curriculum(RunConfig(run="r", environments={"shop": FOREIGN}))
+    assert reason_no_curriculum(curriculum_settings(CONFIG), "sums") is None
+    assert reason_no_curriculum(curriculum_settings(CONFIG), "unknown") is None
+    assert describe_curriculum(curriculum_settings(RunConfig(run="r"))) == []
+    (only,) = describe_curriculum(curriculum_settings(RunConfig(run="r", environments={"shop": FOREIGN})))
     assert only.startswith("curriculum irt for shop: of the items that its clients name")
 
 
@@ -35,13 +36,13 @@ def test_what_is_drawn_and_what_is_not_is_said_of_every_environment():
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "a/file.py:Own"])
 def test_a_strategy_learns_about_named_items_unless_it_needs_the_pool_beforehand(strategy):
     config = RunConfig(run="r", environments={"shop": FOREIGN}, curriculum=CurriculumConfig(strategy=strategy))
-    reason = reason_no_curriculum(config, "shop")
+    reason = reason_no_curriculum(curriculum_settings(config), "shop")
     if strategy in {"uniform", "irt", "pools", "a/file.py:Own"}:
         assert reason is None
-        assert list(curriculum_environments(config)) == ["shop"]
+        assert list(curriculum_environments(curriculum_settings(config))) == ["shop"]
     else:
         assert f"curriculum.strategy {strategy!r} needs the" in reason
-        assert not curriculum_environments(config)
+        assert not curriculum_environments(curriculum_settings(config))
 
 
 @pytest.mark.extension
