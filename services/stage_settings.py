@@ -14,10 +14,22 @@ from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.directory import role_access
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
+from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, held_out_rule
 from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
+from lachesis.services.promotion import config_under_promotion
 
-__all__ = ["SETTINGS", "curriculum_settings", "health_settings", "teacher_settings"]
+__all__ = [
+    "SETTINGS",
+    "curriculum_settings",
+    "health_settings",
+    "normalizer_settings",
+    "reward_settings",
+    "scorer_settings",
+    "scoring_settings",
+    "teacher_settings",
+]
 
 
 def curriculum_settings(config: RunConfig) -> CurriculumSettings:
@@ -66,6 +78,54 @@ def _env_health(config: RunConfig, env: str) -> EnvHealthSettings:
     )
 
 
+def normalizer_settings(config: RunConfig) -> NormalizerSettings:
+    """Return the settings of the normalizer."""
+    return NormalizerSettings(
+        environments=reward_settings(config),
+        lost_deadline_s=config.batching.lost_deadline_s,
+        promoted=lambda promotion: reward_settings(config_under_promotion(promotion, config)),
+    )
+
+
+def reward_settings(config: RunConfig) -> dict[str, EnvRewardSettings]:
+    """Return, by environment, how its scores become advantages."""
+    return {
+        env: EnvRewardSettings(
+            config.normalization_of(env),
+            config.reward_config_of(env),
+            config.advantage_of(env),
+            config.scoring_of(env).weighs_by_reliability,
+        )
+        for env in config.environments
+    }
+
+
+def scorer_settings(config: RunConfig) -> ScorerSettings:
+    """Return the settings of the scorer."""
+    own = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
+    return ScorerSettings(
+        scoring=config.scoring,
+        environments=scoring_settings(config),
+        named=[rater for scoring in own for rater in (*scoring.raters, *scoring.promotable)],
+        reads=config.trainer_reads,
+        promoted=lambda promotion: scoring_settings(config_under_promotion(promotion, config)),
+    )
+
+
+def scoring_settings(config: RunConfig) -> dict[str, EnvScoringSettings]:
+    """Return, by environment, how its groups are scored."""
+    return {
+        env: EnvScoringSettings(
+            scoring=config.scoring_of(env),
+            shaping=config.reward_config_of(env),
+            success_rater=settings.success_rater,
+            success_threshold=settings.success_threshold,
+            weighted=tuple(config.advantage_of(env).weights),
+        )
+        for env, settings in config.environments.items()
+    }
+
+
 def teacher_settings(config: RunConfig) -> TeacherSettings:
     """Return the settings of the teacher stage."""
     return TeacherSettings(
@@ -83,6 +143,8 @@ def teacher_settings(config: RunConfig) -> TeacherSettings:
 SETTINGS: dict[str, Callable[[RunConfig], Any]] = {
     "curriculum": curriculum_settings,
     "health": health_settings,
+    "normalizer": normalizer_settings,
+    "scorer": scorer_settings,
     "teacher": teacher_settings,
 }
 """By service."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.normalizer.logic.generations import (
     NormalizerChange,
@@ -23,9 +22,9 @@ from lachesis.pipeline.normalizer.logic.generations import (
 )
 from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
 from lachesis.pipeline.normalizer.logic.reward import RewardRule, reliability_shares, shaping_metrics
-from lachesis.pipeline.normalizer.rules import reward_rule
+from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.normalizer.unjoined import UnjoinedScores
-from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
+from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, read_to_end
@@ -49,9 +48,13 @@ _MAX_POLLS = 40
 _POLL_S = 0.25
 
 
-async def run_normalizer(service: Service, config: RunConfig) -> None:
+async def run_normalizer(service: Service, settings: NormalizerSettings) -> None:
     """Normalize every environment of the run until the service drains."""
-    await run_stateful(RewardWriter(service, config, env) for env in config.environments)
+    await run_stateful(RewardWriter(service, settings, env) for env in settings.environments)
+
+
+def _terms(settings: EnvRewardSettings) -> RewardTerms:
+    return RewardTerms(settings.normalization, settings.rule())
 
 
 class RewardWriter(StatefulStage[RewardEvent]):
@@ -60,17 +63,17 @@ class RewardWriter(StatefulStage[RewardEvent]):
     name = "normalizer"
     kind = "reward"
 
-    def __init__(self, service: Service, config: RunConfig, env: str) -> None:
+    def __init__(self, service: Service, settings: NormalizerSettings, env: str) -> None:
         super().__init__(service, env, RewardEvent, (subjects.ROLLOUTS, subjects.EVENTS))
-        self.config = config
-        self.normalizer = RevisionNormalizers(env, self._terms(config))
+        self.settings = settings
+        self.normalizer = RevisionNormalizers(env, _terms(settings.environments[env]))
         self.in_force = ActivePromotion(service.bus, service.run, service.revision)
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._sources: list[int] = []  # where the scores of what is being committed are
         self._events_read = 0
         self._members_read = 0
         self.unjoined = UnjoinedScores(
-            service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s, forget=self._forget
+            service, env, self.normalizer, deadline_s=settings.lost_deadline_s, forget=self._forget
         )
 
     async def restore(self, restored: RestoredState) -> None:
@@ -132,9 +135,6 @@ class RewardWriter(StatefulStage[RewardEvent]):
             await anyio.sleep(_POLL_S)
         return False
 
-    def _terms(self, config: RunConfig) -> RewardTerms:
-        return RewardTerms(config.normalization_of(self.env), reward_rule(config, self.env))
-
     def _terms_of(self, promotions: Sequence[Promotion]) -> dict[int, RewardTerms]:
         """Return how each promotion makes rewards. Raises `InfrastructureError` while one cannot be loaded: a message
         ends no service, and rewards wait for the configuration that goes with it."""
@@ -142,7 +142,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
         for one in promotions:
             if one.first is not None:
                 try:
-                    found[one.first] = self._terms(config_under_promotion(one, self.config))
+                    found[one.first] = _terms(self.settings.promoted(one)[self.env])
                 except ConfigError as error:
                     raise InfrastructureError(
                         f"revision {one.revision} is promoted and cannot be loaded: {error}"

@@ -4,130 +4,30 @@ It is changed by compare-and-set, and read by every service that scores rollouts
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import anyio
-import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
-from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
-from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.promotion.logic import (
     active_promotion,
     giving_up_promotion,
-    settings_digest,
     undecided_promotion,
 )
-from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, VersionError
-from lachesis.schemas.promotion import Promotion, Promotions, RewardSettings
+from lachesis.schemas.errors import VersionError
+from lachesis.schemas.promotion import Promotion, Promotions
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["ActivePromotion", "config_under_promotion", "promotion", "read_promotions", "write_promotions"]
+__all__ = ["ActivePromotion", "read_promotions", "write_promotions"]
 
 log = logging.getLogger("lachesis")
 
 _POLL_S = 0.05
-_OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s", "promotable"})
-"""Settings of scoring and advantages that judge nothing."""
-
-
-def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
-    """Return the promotion of `revision`, whose settings are those of `config`."""
-    environments = {
-        env: RewardSettings(
-            scoring=_recorded(config.scoring_of(env)),
-            normalization=msgspec.to_builtins(config.normalization_of(env)),
-            reward_config=msgspec.to_builtins(config.reward_config_of(env)),
-            advantage=_recorded(config.advantage_of(env)),
-            success_rater=settings.success_rater,
-            success_threshold=settings.success_threshold,
-        )
-        for env, settings in config.environments.items()
-    }
-    std_floor = config.advantage.std_floor
-    return Promotion(
-        revision=revision,
-        digest=settings_digest(environments, std_floor),
-        by=by,
-        asked_ns=asked_ns,
-        environments=environments,
-        std_floor=std_floor,
-        give_up=give_up,
-    )
-
-
-def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return settings as a promotion stores them in ROLLOUTS: without secrets, since every reader sees them."""
-    plain: dict[str, Any] = masked("", msgspec.to_builtins(settings))
-    return {name: value for name, value in plain.items() if name not in _OF_THE_PROCESS}
-
-
-def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
-    """Return `config` with the settings of a promotion; environments that it does not name stay unchanged.
-
-    Its raters are those of the message; check them with `scorer.promoted` before they are loaded. Raises `ConfigError`
-    if the two do not fit together, if this build does not know a setting of the promotion, or if it names an estimator
-    that `config` does not.
-    """
-    named = [config.advantage, *(env.advantage for env in config.environments.values() if env.advantage is not None)]
-    environments = dict(config.environments)
-    for env in environments.keys() & one.environments.keys():
-        try:
-            environments[env] = _env_settings(environments[env], one.environments[env], named)
-        except msgspec.ValidationError as error:  # a newer build's settings, or such as it alone allows
-            raise ConfigError(f"revision {one.revision}, environment {env}: {error}; upgrade this service") from error
-        except ConfigError as error:
-            raise ConfigError(f"revision {one.revision}, environment {env}: {error}") from error
-    return msgspec.structs.replace(config, environments=environments)
-
-
-def _env_settings(
-    settings: EnvironmentConfig, judging: RewardSettings, named: Sequence[AdvantageConfig]
-) -> EnvironmentConfig:
-    return msgspec.structs.replace(
-        settings,
-        scoring=msgspec.convert(judging.scoring, ScoringConfig),
-        normalization=msgspec.convert(judging.normalization, NormalizationConfig),
-        reward_config=msgspec.convert(judging.reward_config, RewardConfig),
-        advantage=_admitted_advantage(msgspec.convert(judging.advantage, AdvantageConfig), named),
-        success_rater=judging.success_rater,
-        success_threshold=judging.success_threshold,
-    )
-
-
-def _admitted_advantage(asked: AdvantageConfig, named: Sequence[AdvantageConfig]) -> AdvantageConfig:
-    """Return the advantages of a promotion, with an estimator of one's own as `named` has it.
-
-    Raises `ConfigError` where none has it: a message names no code.
-    """
-    if asked.estimator in ESTIMATORS:
-        return asked
-    for own in named:
-        params = own.own_params
-        if code_name(own.estimator) == code_name(asked.estimator) and asked.own_params in (params, masked("", params)):
-            return msgspec.structs.replace(asked, estimator=own.estimator, params=own.params)
-    promotable = {code_name(path): path for own in named for path in (own.estimator, *own.promotable) if ":" in path}
-    path = promotable.get(code_name(asked.estimator))
-    if path is None or not all(isinstance(value, bool | int | float) for value in asked.own_params.values()):
-        what = "with these parameters " if path else ""
-        raise ConfigError(
-            f"the estimator {asked.estimator!r} is not named {what}by this service's own configuration, and a "
-            "promotion, which is a message, names no code: name it in advantage.promotable and restart scorers, "
-            "normalizer and batcher, or promote another revision"
-        )
-    return msgspec.structs.replace(asked, estimator=path)
 
 
 async def read_promotions(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:

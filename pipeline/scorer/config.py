@@ -108,3 +108,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")
         if not 0 <= self.threshold <= 1:
             raise ConfigError(f"scoring.threshold is {self.threshold}; calibrated ratings lie between 0 and 1.")
+
+    @property
+    def weighs_by_reliability(self) -> bool:
+        """Whether the normalizer weighs the raters by their reliability."""
+        return bool(self.raters) and self.aggregation == "reliability"

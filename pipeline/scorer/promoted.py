@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import msgspec
 
 from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import MASK, masked
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import find_rater
@@ -17,27 +16,20 @@ from lachesis.pipeline.scorer.rater import FunctionRater
 from lachesis.pipeline.scorer.raters import shipped_raters
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["admit_promoted", "named_raters"]
+__all__ = ["admit_promoted"]
 
 _PLAIN = (bool, int, float, str)
 _PATTERN = "pattern"
 """A regular expression, which runs as code does: one that backtracks without end would hold the scorer up."""
 
 
-def named_raters(config: RunConfig) -> list[RaterConfig]:
-    """Return all raters that a configuration names: those that judge, and those that may be promoted."""
-    own = [config.scoring, *(env.scoring for env in config.environments.values() if env.scoring is not None)]
-    return [rater for scoring in own for rater in (*scoring.raters, *scoring.promotable)]
+def admit_promoted(promoted: ScoringConfig, named: Sequence[RaterConfig]) -> ScoringConfig:
+    """Return a promotion's scoring with the raters as the scorer's own configuration names them.
 
-
-def admit_promoted(promoted: ScoringConfig, config: RunConfig) -> ScoringConfig:
-    """Return a promotion's scoring with the raters as `config` names them.
-
-    Raises `ConfigError` for one that it does not name.
+    Raises `ConfigError` for one that is not among them, `named`.
 
     Code lies where the configuration says, and secrets, which a promotion does not carry, are the configuration's.
     """
-    named = named_raters(config)
     return msgspec.structs.replace(promoted, raters=[_admitted(rater, named) for rater in promoted.raters])
 
 

@@ -10,11 +10,11 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from lachesis.pipeline.common.secret_texts import without_secrets
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
@@ -26,6 +26,7 @@ from lachesis.pipeline.scorer.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scorer.logic.unrated import UnratedGroups
 from lachesis.pipeline.scorer.rater import Rating, Sample
 from lachesis.pipeline.scorer.runner import EnsembleRunner, RaterCalls
+from lachesis.pipeline.scorer.settings import EnvScoringSettings
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError
@@ -52,6 +53,15 @@ class _RaterEnsemble:
     ensemble: Ensemble
 
 
+class SuccessRule(Protocol):
+    """Which rater decides whether a sample succeeded (None: the score does), and from which rating on."""
+
+    @property
+    def success_rater(self) -> str | None: ...
+    @property
+    def success_threshold(self) -> float: ...
+
+
 class EnvironmentScorer:
     """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
     say why ratings are missing. `report` is called before an unavailable rater is called again; without it, that is
@@ -63,7 +73,7 @@ class EnvironmentScorer:
     def __init__(
         self,
         scoring: ScoringConfig,
-        settings: EnvironmentConfig | None,
+        settings: SuccessRule | None,
         shaping: RewardConfig | None = None,
         *,
         explains: bool = False,
@@ -197,18 +207,19 @@ class EnvironmentScorer:
 
 
 def load_scorer(
-    config: RunConfig, env: str, *, explains: bool = False, report: Callable[[RetryWait], None] | None = None
+    settings: EnvScoringSettings,
+    env: str,
+    *,
+    explains: bool = False,
+    report: Callable[[RetryWait], None] | None = None,
 ) -> EnvironmentScorer:
     """Return the scorer of an environment of a run.
 
     Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
     """
-    settings = config.environments[env]
-    scorer = EnvironmentScorer(
-        config.scoring_of(env), settings, config.reward_config_of(env), explains=explains, report=report
-    )
+    scorer = EnvironmentScorer(settings.scoring, settings, settings.shaping, explains=explains, report=report)
     raters = list(scorer.versions)
-    unknown = sorted(set(config.advantage_of(env).weights) - set(raters))
+    unknown = sorted(set(settings.weighted) - set(raters))
     if unknown and raters:
         raise ConfigError(
             f"environment {env}: advantage.weights names {', '.join(unknown)}; its raters are {', '.join(raters)}"

@@ -16,9 +16,8 @@ import msgspec
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
-from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
+from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
@@ -27,6 +26,7 @@ from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.runner import RaterCalls
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
+from lachesis.pipeline.scorer.settings import ScorerSettings
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
@@ -53,16 +53,16 @@ class _ScoredGroup(NamedTuple):
     promoted: int | None
 
 
-async def run_scorer(service: Service, config: RunConfig) -> None:
+async def run_scorer(service: Service, settings: ScorerSettings) -> None:
     """Run one replica of the scorer until the service drains.
 
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
     await service.starts_with("loading raters")
     report = service.report_wait
-    shared = EnvironmentScorer(config.scoring, None, explains=True, report=report)
-    scorers = {env: load_scorer(config, env, explains=True, report=report) for env in config.environments}
-    limits = _Limits(service, config.trainer_reads)
+    shared = EnvironmentScorer(settings.scoring, None, explains=True, report=report)
+    scorers = {env: load_scorer(one, env, explains=True, report=report) for env, one in settings.environments.items()}
+    limits = _Limits(service, settings.reads)
     agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
     in_force = ActivePromotion(service.bus, service.run, service.revision)
     promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
@@ -72,7 +72,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             return scorers.get(env, shared)
         key = promotion.first, env
         if key not in promoted:
-            promoted[key] = _promoted(promotion, config, env, report) or scorers.get(env, shared)
+            promoted[key] = _promoted(promotion, settings, env, report) or scorers.get(env, shared)
         return promoted[key]
 
     unrated = _UnratedReport(service)
@@ -127,8 +127,8 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 event=event,
                 stamp=stamp,
                 kind_of=lambda item: item.promoted,
-                concurrency=config.scoring.groups_at_once,
-                patience_s=config.scoring.patience_s,
+                concurrency=settings.scoring.groups_at_once,
+                patience_s=settings.scoring.patience_s,
             ),
         )
 
@@ -198,21 +198,15 @@ class _Limits:
 
 
 def _promoted(
-    promotion: Promotion, config: RunConfig, env: str, report: Callable[[RetryWait], None]
+    promotion: Promotion, settings: ScorerSettings, env: str, report: Callable[[RetryWait], None]
 ) -> EnvironmentScorer | None:
     """Return the scorer of `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
     groups wait until they can."""
-    if env not in config.environments or env not in promotion.environments:
+    if env not in settings.environments or env not in promotion.environments:
         return None
     try:
-        under = config_under_promotion(promotion, config)
-        settings = under.environments[env]
-        admitted = msgspec.structs.replace(settings, scoring=admit_promoted(under.scoring_of(env), config))
-        return _scorer(msgspec.structs.replace(under, environments={env: admitted}), env, report)
+        one = settings.promoted(promotion)[env]
+        scoring = admit_promoted(one.scoring, settings.named)
+        return EnvironmentScorer(scoring, one, one.shaping, explains=True, report=report)
     except ConfigError as error:
         raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
-
-
-def _scorer(config: RunConfig, env: str, report: Callable[[RetryWait], None]) -> EnvironmentScorer:
-    shaping = config.reward_config_of(env)
-    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True, report=report)

@@ -20,7 +20,7 @@ from lachesis.pipeline.normalizer.estimators.registry import describe_estimator
 from lachesis.pipeline.offline.replay.logic.selection import differences
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.promotion.logic import request
-from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
+from lachesis.pipeline.promotion.record import read_promotions, write_promotions
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion
@@ -28,6 +28,7 @@ from lachesis.schemas.replay import RevisionRecord
 from lachesis.schemas.subjects import REPLAY
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json
+from lachesis.services.promotion import promotion
 from lachesis.services.run.connect import connect_run
 
 __all__ = ["promote"]

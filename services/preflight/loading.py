@@ -43,7 +43,7 @@ from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
 from lachesis.services.preflight.prompts import PolicyPrompts
-from lachesis.services.stage_settings import curriculum_settings
+from lachesis.services.stage_settings import curriculum_settings, scoring_settings
 
 __all__ = ["LoadFinding", "check_loads", "write_findings"]
 
@@ -116,7 +116,7 @@ def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Cal
     for name, env in config.environments.items():
         own = env.success_rater is not None or config.advantage_of(name).weights
         if env.scoring is not None or (own and "scoring" not in failed):
-            yield f"environments.{name}.scoring", _ensemble(partial(load_scorer, config, name))
+            yield f"environments.{name}.scoring", _ensemble(partial(load_scorer, scoring_settings(config)[name], name))
     for name, env in config.evaluation.items():
         if env.scoring is not None or (env.success_rater is not None and "scoring" not in failed):
             scoring, settings = env.scoring or config.scoring, env
@@ -258,7 +258,8 @@ def _try(config: RunConfig, name: str) -> str:
     """Try an environment and its raters on scripted answers. Raises `ConfigError`, or `_DoubtError`, if they fail."""
     settings = config.environments[name]
     try:
-        env, scorer = load_environment(settings.kind, settings.params), load_scorer(config, name, explains=True)
+        env = load_environment(settings.kind, settings.params)
+        scorer = load_scorer(scoring_settings(config)[name], name, explains=True)
     except Exception:  # noqa: BLE001 - the user's code; it has a finding of its own
         return "not tried, since it cannot be loaded"
     if isinstance(env, GroupEnvironment):

@@ -33,7 +33,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER
 from lachesis.services.run.unusable_keys import find_unusable_keys
-from lachesis.services.stage_settings import curriculum_settings, health_settings
+from lachesis.services.stage_settings import curriculum_settings, health_settings, normalizer_settings
 
 __all__ = ["find_unusable"]
 
@@ -105,13 +105,13 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
     def service(stage: type[StatefulStage[Any]]) -> Service:
         return Service(bus, stage.name, config.run, config.revision)
 
-    def make(stage: Any, env: str, *more: Any, settings: Any = config) -> StatefulStage[Any]:
+    def make(stage: Any, env: str, *more: Any, settings: Any) -> StatefulStage[Any]:
         made: StatefulStage[Any] = stage(service(stage), settings, env, *more)
         return made
 
     for env in config.environments:
         yield AlertWriter, env, partial(make, AlertWriter, env, settings=health_settings(config))
-        yield RewardWriter, env, partial(make, RewardWriter, env)
+        yield RewardWriter, env, partial(make, RewardWriter, env, settings=normalizer_settings(config))
     curriculum = curriculum_settings(config)
     for env, one in curriculum_environments(curriculum).items():
         commits = subjects.event("curriculum", config.run, config.revision, env)

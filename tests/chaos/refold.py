@@ -19,8 +19,7 @@ from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
-from lachesis.pipeline.normalizer.rules import reward_rule
-from lachesis.pipeline.promotion.record import config_under_promotion, read_promotions
+from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
@@ -33,6 +32,8 @@ from lachesis.schemas.annotations import (
     ScoreEvent,
 )
 from lachesis.schemas.errors import DataError, LachesisError
+from lachesis.services.promotion import config_under_promotion
+from lachesis.services.stage_settings import reward_settings
 
 __all__ = ["curriculum", "normalizer"]
 
@@ -54,7 +55,7 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
         return [str(error)]
     listed, _ = await read_promotions(bus, history.run, subjects.LIVE)
     own, *promoted = (
-        RewardTerms(one.normalization_of(env), reward_rule(one, env))
+        RewardTerms(one.normalization_of(env), reward_settings(one)[env].rule())
         for one in (config, *(config_under_promotion(promotion, config) for promotion in listed if promotion.first))
     )
     known = dict(zip((promotion.first for promotion in listed if promotion.first), promoted, strict=True))

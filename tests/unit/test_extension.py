@@ -309,7 +309,7 @@ def test_its_settings_are_checked_as_all_others(install: Callable[[str, str], No
 def test_a_promotion_brings_in_no_rater_of_another_package(install: Callable[[str, str], None]) -> None:
     install("plums", WHOLE)
     with pytest.raises(ConfigError, match="the rater 'plum' is not named by this scorer's own configuration"):
-        admit_promoted(ScoringConfig(raters=[RaterConfig(rater="plum")]), RunConfig())
+        admit_promoted(ScoringConfig(raters=[RaterConfig(rater="plum")]), [])
 
 
 @pytest.mark.outside

@@ -11,7 +11,7 @@ from stages import run_normalizer, run_scorer
 from lachesis.pipeline.common import user_code
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.promotion.record import config_under_promotion, promotion, write_promotions
+from lachesis.pipeline.promotion.record import write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
@@ -19,6 +19,8 @@ from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion, Promotions
+from lachesis.services.promotion import config_under_promotion, promotion
+from lachesis.services.stage_settings import scorer_settings
 
 CODE = (
     "planted:run",
@@ -82,7 +84,7 @@ def asked(raters: list[dict[str, Any]] | None = None, advantage: Mapping[str, An
 
 
 def admitted(one: Promotion) -> ScoringConfig:
-    return admit_promoted(config_under_promotion(one, CONFIG).scoring_of("sums"), CONFIG)
+    return admit_promoted(config_under_promotion(one, CONFIG).scoring_of("sums"), scorer_settings(CONFIG).named)
 
 
 @pytest.mark.parametrize("code", CODE)

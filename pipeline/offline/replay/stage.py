@@ -34,7 +34,7 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StreamFullError
 from lachesis.pipeline.normalizer.estimators.registry import describe_estimator, load_estimator
-from lachesis.pipeline.normalizer.rules import reward_rule
+from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.offline.replay.inflight import BlockSize, InFlight, InFlightRollout
@@ -258,7 +258,9 @@ class _Replay:
             term=self._term,
             stream=REPLAY,
         )
-        fold = RewardFold(env, self._config.normalization_of(env), reward_rule(self._config, env))
+        config, reliability = self._config, self._config.scoring_of(env).weighs_by_reliability
+        rule = RewardRule(config.advantage_of(env), config.reward_config_of(env), reliability=reliability)
+        fold = RewardFold(env, config.normalization_of(env), rule)
         fold.restore(restored.state, restored.deltas)
         return _EnvReplay(fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
 

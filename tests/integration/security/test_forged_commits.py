@@ -33,7 +33,7 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.unusable_states import find_unusable
-from lachesis.services.stage_settings import health_settings
+from lachesis.services.stage_settings import health_settings, normalizer_settings
 
 RUN = "one"
 GARBAGE = msgspec.msgpack.encode({"no": "state"})
@@ -144,9 +144,9 @@ async def test_health_goes_on_with_what_it_had_before(
 async def test_the_normalizer_goes_on(bus: NatsBus, config: RunConfig, how: Any) -> None:
     await forge(bus, "normalizer", how, 0)
     with pytest.raises((LedgerError, DataError), match="lachesis runs recover"):
-        await RewardWriter(Service(bus, "normalizer", RUN), config, "sums").open()
+        await RewardWriter(Service(bus, "normalizer", RUN), normalizer_settings(config), "sums").open()
     await recover(bus, config)
-    writer = RewardWriter(Service(bus, "normalizer", RUN), config, "sums")
+    writer = RewardWriter(Service(bus, "normalizer", RUN), normalizer_settings(config), "sums")
     await writer.open()
     assert writer.cursors == {"ROLLOUTS": 1, "EVENTS": 1}
 
@@ -177,4 +177,4 @@ async def test_a_snapshot_that_was_left_out_excuses_no_gap_of_another_stage(bus:
     await recover(bus, config)
     await forge(bus, "normalizer", jump, 0)
     with pytest.raises(LedgerError, match="commits are gone"):
-        await RewardWriter(Service(bus, "normalizer", RUN), config, "sums").open()
+        await RewardWriter(Service(bus, "normalizer", RUN), normalizer_settings(config), "sums").open()

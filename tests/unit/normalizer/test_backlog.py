@@ -13,6 +13,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.services.stage_settings import normalizer_settings
 
 SUBJECT = subjects.event("score", "r", subjects.LIVE, "sums")
 
@@ -57,7 +58,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     column = await backlog(lab, groups, samples)
     await publish_scores(lab.bus, "late", [score(0, 1, column)])
     service = Service(lab.bus, "normalizer", "r")
-    writer = RewardWriter(service, config(window=4), "sums")
+    writer = RewardWriter(service, normalizer_settings(config(window=4)), "sums")
     await writer.open()
     for stream in (subjects.ROLLOUTS, subjects.EVENTS):  # all at once, as after an outage
         async with lab.bus.read(stream, [], follow=False) as messages:
@@ -67,7 +68,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     found = await rewarded(lab)
     assert [group.seq for group in found] == list(range(1, groups + 1))
     assert writer.normalizer.watermark == groups + 1
-    again = RewardWriter(service, config(window=4), "sums")
+    again = RewardWriter(service, normalizer_settings(config(window=4)), "sums")
     await again.open()
     assert again.normalizer.state() == writer.normalizer.state()
     assert again.cursors == writer.cursors

@@ -13,7 +13,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.normalizer.logic.reward import reliability_shares
-from lachesis.pipeline.normalizer.rules import reward_rule
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
@@ -21,6 +20,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.rollout import Message
+from lachesis.services.stage_settings import reward_settings
 
 pytestmark = pytest.mark.outside
 
@@ -143,7 +143,7 @@ async def test_what_neighbours_store_changes_no_reward_and_a_replay_gives_the_sa
         return {name: msgspec.structs.replace(item, seq=1) for name, item in items.items()}
 
     assert without_place(found) == without_place(alone)
-    fold = RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+    fold = RewardFold("sums", config.normalization_of("sums"), reward_settings(config)["sums"].rule())
     scores = {item.seq: item for event in await beside.events("score", ScoreEvent) for item in event.groups}
     for seq, score in sorted(scores.items()):
         fold.add_group(seq, score.group, score)
@@ -179,7 +179,7 @@ async def test_a_replay_gives_the_same_bits_however_it_is_cut(lab, config, monke
     )
 
     def make():
-        return RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+        return RewardFold("sums", config.normalization_of("sums"), reward_settings(config)["sums"].rule())
 
     rng, fold, deltas, state, found = random.Random(1), make(), [], None, []
     for score in scores:
@@ -202,7 +202,7 @@ async def test_raters_that_disagree_with_the_others_weigh_less(lab, monkeypatch)
     first, last = min(found.values(), key=lambda item: item.seq), max(found.values(), key=lambda item: item.seq)
     assert first.scores == scores[first.group].scores, "raters weigh alike while nothing is known"
     assert last.scores != scores[last.group].scores
-    fold = RewardFold("sums", NORMALIZATION, reward_rule(RELIABLE, "sums"))
+    fold = RewardFold("sums", NORMALIZATION, reward_settings(RELIABLE)["sums"].rule())
     for score in sorted(scores.values(), key=lambda item: item.seq):
         fold.add_group(score.seq, score.group, score)
     fold.step()

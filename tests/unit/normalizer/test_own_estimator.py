@@ -14,12 +14,12 @@ from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageC
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN, describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
-from lachesis.pipeline.normalizer.rules import reward_rule
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.services.preflight.loading import _loads
+from lachesis.services.stage_settings import reward_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "above_median.py"
 
@@ -158,7 +158,7 @@ async def test_live_rewards_and_a_replay_have_equal_bits_and_name_it(lab) -> Non
     assert {event.advantage for event in events} == {"above_median.py:above_median@1"}
     live = [reward.replace(stamps=[]) if hasattr(reward, "replace") else reward for e in events for reward in e.groups]
     assert live[0].advantages == [-0.0625, 0.4375, 0.0]
-    fold = RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+    fold = RewardFold("sums", config.normalization_of("sums"), reward_settings(config)["sums"].rule())
     scorer = EnvironmentScorer(config.scoring, config.environments["sums"])
     for seq, group in zip(seqs, groups, strict=True):
         fold.add_group(seq, group.id, await scorer.score(group, seq))

@@ -14,12 +14,14 @@ from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.stage import RewardWriter
-from lachesis.pipeline.promotion.record import promotion, write_promotions
+from lachesis.pipeline.promotion.record import write_promotions
 from lachesis.pipeline.runtime.stateful import run_stateful
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.promotion import Promotions
+from lachesis.services.promotion import promotion
+from lachesis.services.stage_settings import normalizer_settings
 
 CONFIG = RunConfig(
     run="r",
@@ -460,7 +462,7 @@ async def test_scores_far_ahead_of_their_rollouts_join_and_those_of_nothing_are_
     writers = []
 
     def followed(service):
-        writers.append(RewardWriter(service, CONFIG, "sums"))
+        writers.append(RewardWriter(service, normalizer_settings(CONFIG), "sums"))
         return run_stateful(writers)
 
     async with lab.running(followed, "normalizer"):

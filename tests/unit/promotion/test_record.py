@@ -11,13 +11,14 @@ from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
-from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion, promotion, write_promotions
+from lachesis.pipeline.promotion.record import ActivePromotion, write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion, Promotions
+from lachesis.services.promotion import config_under_promotion, promotion
 
 CONFIG = RunConfig(
     run="r",

@@ -17,7 +17,7 @@ from lachesis.pipeline.normalizer.config.normalization import NormalizationConfi
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
 from lachesis.pipeline.promotion.logic import request
-from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
+from lachesis.pipeline.promotion.record import read_promotions, write_promotions
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas import subjects
@@ -27,6 +27,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY
+from lachesis.services.promotion import promotion
 
 OLD = RunConfig(
     run="r",
