@@ -4,8 +4,21 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["free_on_machine", "half_of_free_memory"]
+__all__ = ["free_on_machine", "half_of_free_memory", "out_of_memory_kills"]
+
+
+class _GroupFiles(NamedTuple):
+    """The files of a memory control group in bytes, and the row of `memory.stat` with what the kernel caches."""
+
+    limit: str
+    used: str
+    cached: str
+
+
+_VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _GroupFiles("memory.max", "memory.current", "inactive_file")
 
 
 def half_of_free_memory() -> int:
@@ -33,21 +46,42 @@ def free_on_machine() -> int | None:
 
 
 def _free_in_groups(root: Path, own: Path) -> Iterator[int]:
-    """Yield what the limit of each control group (version 2) of this process leaves, without what the kernel caches."""
+    """Yield what the limit of each control group of this process leaves, without what the kernel caches."""
     try:
-        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
+        memberships = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
         return
+    for _, controllers, name in memberships:
+        if not controllers:
+            yield from _free_in_each(root, name, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            yield from _free_in_each(root / "memory", name, _VERSION_1)
+
+
+def _free_in_each(root: Path, name: str, files: _GroupFiles) -> Iterator[int]:
+    """Yield what a group's limit leaves, and those of the groups above it."""
     group = root / name.strip("/")
     for folder in (group, *group.parents):
         if not folder.is_relative_to(root):
             return
         try:
-            limit = (folder / "memory.max").read_text().strip()
+            limit = (folder / files.limit).read_text().strip()
             if limit == "max":
                 continue
-            used = int((folder / "memory.current").read_text())
-            cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+            used = int((folder / files.used).read_text())
+            cached = re.search(rf"^{files.cached} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             yield max(0, int(limit) - used + (int(cached[1]) if cached is not None else 0))
         except (OSError, ValueError):
-            continue  # the root group has no such files
+            continue  # the root group has no such files; in a container, the groups above it are not seen
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes this machine's kernel has killed for lack of memory.
+
+    0 where it does not say.
+    """
+    try:
+        counters = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)

@@ -19,7 +19,7 @@ from lachesis.pipeline.evaluator.evaluate import EvalResult, GroupScorer, evalua
 from lachesis.pipeline.evaluator.success import can_be_judged, success_scorer
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
-from lachesis.pipeline.tasks.held_out import MIN_HELD_OUT_TASKS
+from lachesis.pipeline.tasks.held_out import reason_none_held_out
 from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
 
@@ -55,22 +55,7 @@ class EvaluatedEnv:
                 f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
                 "rater to scoring.raters, or a reward to the environment"
             )
-        if self.withheld:
-            return (
-                f"environment {self.name} is not evaluated: {self.withheld} of its {len(self.env)} tasks would be held "
-                "out, but earlier starts of this run may have trained on them, since the tasks, evaluate.held_out or "
-                f"the seed were changed; add [evaluation.{self.name}] with tasks of its own, or start a new run"
-            )
-        if self.most is not None and self.most < MIN_HELD_OUT_TASKS:
-            return (
-                f"environment {self.name} is not evaluated: evaluate.items is {self.most}, and fewer than "
-                f"{MIN_HELD_OUT_TASKS} tasks tell too little; raise it, or add [evaluation.{self.name}] with tasks of "
-                "its own, of which any number is evaluated"
-            )
-        return (
-            f"environment {self.name} is not evaluated: of its {len(self.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
-            f"would be held out; raise evaluate.held_out, or add [evaluation.{self.name}] with tasks of its own"
-        )
+        return reason_none_held_out(self.name, len(self.env), most=self.most, withheld=self.withheld)
 
     async def measure(
         self,

@@ -1,10 +1,15 @@
-"""Finds in vLLM's output why it ended, because its last line says no more than "see root cause above"."""
+"""Finds in vLLM's output why it ended, because its last line says no more than "see root cause above".
+
+A process that the kernel kills for lack of memory says nothing; then the kernel's count of such kills has risen.
+"""
 
 import os
 import re
 import stat
 import sys
 from contextlib import suppress
+
+from lachesis.pipeline.common.machine_memory import out_of_memory_kills
 
 __all__ = ["OutputMark", "failure_reason"]
 
@@ -19,14 +24,17 @@ _MEMORY_MEND = (
     " (on a CPU its cache takes as many GiB as the environment variable VLLM_CPU_KVCACHE_SPACE says, on a GPU the "
     'share in inference.ROLE.args = ["--gpu-memory-utilization", "0.5"]; "--max-model-len" makes it smaller, too)'
 )
+_DIED = re.compile(r"(?P<process>Worker proc \S+|EngineCore\S*) died unexpectedly")
 
 
-def failure_reason(output: str) -> str | None:
+def failure_reason(output: str, *, starved: bool = False) -> str | None:
     """Return the first error in vLLM's output that has a message, None if there is none.
 
-    Later errors are raised by processes that waited for the one that failed.
+    Later errors are raised by processes that waited for the one that failed. `starved`: the kernel has killed a process
+    for lack of memory meanwhile, which leaves no message.
     """
     lines = [_LOGGED.sub("", line) for line in output.splitlines()]
+    died = next((found["process"] for line in lines if (found := _DIED.search(line))), None)
     for number, line in enumerate(lines):
         found = _USAGE.match(line) or _ERROR.match(line)
         text = (found["text"] or "") if found is not None else ""
@@ -36,7 +44,9 @@ def failure_reason(output: str) -> str | None:
         if told.endswith(("ModelConfig", "VllmConfig", "Config")) or "validation error" in told:
             told = " ".join([told, *(more.strip() for more in lines[number + 1 : number + 3])])
         return told[:_MAX_CHARS] + (_MEMORY_MEND if _MEMORY.search(told) else "")
-    return None
+    if starved:
+        return f"the kernel was out of memory and killed {died or 'a process'}{_MEMORY_MEND}"
+    return None if died is None else f"{died} died without a message, as where something else kills it"
 
 
 class OutputMark:
@@ -44,17 +54,19 @@ class OutputMark:
 
     def __init__(self) -> None:
         self._start = _log_size()
+        self._kills = out_of_memory_kills()
 
     def reason(self) -> str | None:
-        """Return why the child failed by its output; None: it is not known, or not in a file."""
+        """Return why the child failed, by its output and the kernel's count; None: neither says it."""
+        starved = out_of_memory_kills() > self._kills
         if self._start is None:
-            return None
+            return failure_reason("", starved=starved)
         with suppress(OSError), open("/proc/self/fd/2", "rb") as file:  # noqa: PTH123 - of this process, not a path
             size = os.fstat(file.fileno()).st_size
             start = self._start if size >= self._start else 0  # a log that has grown too long is cut
             file.seek(max(start, size - _MAX_BYTES))
-            return failure_reason(file.read(_MAX_BYTES).decode(errors="replace"))
-        return None
+            return failure_reason(file.read(_MAX_BYTES).decode(errors="replace"), starved=starved)
+        return failure_reason("", starved=starved)
 
 
 def _log_size() -> int | None:

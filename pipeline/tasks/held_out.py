@@ -16,7 +16,7 @@ from lachesis.schemas.control import HeldOutRecord
 
 F = TypeVar("F", np.float32, np.float64)
 
-__all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutRule", "HeldOutSplit", "choose_held_out", "mask_held_out"]
+__all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutRule", "HeldOutSplit", "choose_held_out", "mask_held_out", "reason_none_held_out"]
 
 MIN_HELD_OUT_TASKS = 8
 """If fewer tasks would be held out, none are: the error of a rate is estimated from the spread between tasks. With 8
@@ -82,6 +82,30 @@ def choose_held_out(keys: Keys, seed: int, *, share: float, most: int, limit: in
     if len(kept) < MIN_HELD_OUT_TASKS:
         return none._replace(withheld=withheld)
     return HeldOutSplit(kept.astype(np.int64), int(ranks[kept[-1]]), withheld)
+
+
+def reason_none_held_out(env: str, tasks: int, *, most: int | None, withheld: int = 0) -> str:
+    """Return why an environment has no held-out tasks, and how to get some.
+
+    `tasks`: in its pool. `most`: `evaluate.items`; None: the run holds none out. `withheld`: tasks that would be held
+    out, had they not been drawn before.
+    """
+    if withheld:
+        return (
+            f"environment {env} is not evaluated: {withheld} of its {tasks} tasks would be held out, but earlier "
+            "starts of this run may have trained on them, since the tasks, evaluate.held_out or the seed were changed; "
+            f"add [evaluation.{env}] with tasks of its own, or start a new run"
+        )
+    if most is not None and most < MIN_HELD_OUT_TASKS:
+        return (
+            f"environment {env} is not evaluated: evaluate.items is {most}, and fewer than {MIN_HELD_OUT_TASKS} tasks "
+            f"tell too little; raise it, or add [evaluation.{env}] with tasks of its own, of which any number is "
+            "evaluated"
+        )
+    return (
+        f"environment {env} is not evaluated: of its {tasks} tasks fewer than {MIN_HELD_OUT_TASKS} would be held out; "
+        f"raise evaluate.held_out, or add [evaluation.{env}] with tasks of its own"
+    )
 
 
 def mask_held_out(weights: NDArray[F], held_out: NDArray[np.int64]) -> NDArray[F]:

@@ -36,7 +36,8 @@ from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
+from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
+from lachesis.pipeline.tasks.held_out import reason_none_held_out
 from lachesis.pipeline.trainer.tracking import open_trackers
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.devices import devices_here
@@ -215,8 +216,11 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
             if env.doubts:
                 raise _DoubtError("; ".join([*env.doubts, f"{len(env)} tasks"]))
             return f"{len(env)} tasks"
-        held_out = len(held_out_tasks(config, name, item_keys_of(env)).tasks)
-        text = f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
+        text = f"{len(env)} tasks"
+        if is_held_out(config, name):
+            held_out = len(held_out_tasks(config, name, item_keys_of(env)).tasks)
+            none = reason_none_held_out(name, len(env), most=config.evaluate.items)
+            text += f", {held_out} of them held out" if held_out else f"; {none}"
         if len(env) > _MANY_TASKS and first.difficulty is None and config.curriculum.strategy == "irt":
             text += '; so many without a difficulty are learned faster with curriculum.strategy = "epoch" than with irt'
         if env.doubts:

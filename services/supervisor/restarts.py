@@ -11,7 +11,6 @@ either.
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
@@ -26,7 +25,7 @@ from lachesis.services.process.service_process import (
     EXIT_STARTUP,
 )
 
-__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "describe_crash", "out_of_memory_kills"]
+__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "describe_crash"]
 
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -186,15 +185,3 @@ def describe_crash(lines: Sequence[str]) -> str | None:
     frames = [line.strip() for line in lines[begin:] if line.startswith("  File ")]
     place = next((line for line in frames if "/lib/python" not in line), next(iter(frames), ""))
     return f"{lines[at].removeprefix(_FATAL)}{' at ' if place else ''}{place}"
-
-
-def out_of_memory_kills() -> int:
-    """Return how many processes this machine's kernel has killed for lack of memory.
-
-    0 where it does not say.
-    """
-    try:
-        counters = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)

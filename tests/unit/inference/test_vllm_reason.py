@@ -45,6 +45,25 @@ def test_without_one_there_is_no_reason(output: str) -> None:
     assert failure_reason(output) is None
 
 
+KILLED = """
+(EngineCore pid=625) ERROR 11-27 23:13:09 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly
+(EngineCore pid=625) ERROR 11-27 23:13:09 [core.py:1510] RuntimeError: cancelled
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_a_process_that_was_killed_says_nothing_and_is_named_with_what_the_kernel_counts() -> None:
+    assert failure_reason(KILLED) == (
+        "Worker proc VllmWorker-0 died without a message, as where something else kills it"
+    )
+    for output, named in ((KILLED, "killed Worker proc VllmWorker-0"), ("", "killed a process")):
+        reason = failure_reason(output, starved=True)
+        assert reason is not None
+        assert reason.startswith(f"the kernel was out of memory and {named} (")
+        assert "VLLM_CPU_KVCACHE_SPACE" in reason
+    assert failure_reason("KeyError: 7\n", starved=True) == "KeyError: 7"  # another process may have been killed
+
+
 def test_what_was_written_before_is_another_start_s(tmp_path) -> None:
     log = tmp_path / "a log"
     log.write_text("ValueError: of the start before\n")

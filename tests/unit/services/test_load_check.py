@@ -89,6 +89,19 @@ def test_what_can_be_loaded_is_said_to_be() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (100, "100 tasks, 10 of them held out"),
+        (79, "79 tasks; environment shop is not evaluated: of its 79 tasks fewer than 8 would be held out; raise eva"),
+    ],
+)
+def test_a_pool_that_is_too_small_to_be_evaluated_is_said_to_be(size: int, said: str) -> None:
+    settings = config(params={"path": "p", "size": size})
+    text = found(msgspec.structs.replace(settings, mode="train", model="m"))["environments.shop"].text
+    assert text.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("rater", "state", "said"),
     [
         ("alarmed", "failed", "alarmed gave none of 4 scripted answers a rating: error, ValueError: signal only works"),

@@ -23,7 +23,6 @@ from lachesis.services.supervisor.restarts import (
     ProcessLife,
     Restarts,
     describe_crash,
-    out_of_memory_kills,
 )
 
 KILLED = -9
@@ -178,10 +177,6 @@ def test_pauses_grow_while_it_fails_and_stay_short_while_it_is_only_killed() -> 
     assert pauses == [0.2, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     history = Restarts()
     assert {history.ended(ProcessLife(KILLED, 0.5, ready=True)) for _ in range(20)} == {MIN_PAUSE_S}
-
-
-def test_the_kernel_is_asked() -> None:
-    assert out_of_memory_kills() >= 0
 
 
 def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes() -> None:
