@@ -7,6 +7,7 @@ from lachesis.pipeline.tasks.columns import column, is_missing
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.row_stores import DatasetRow
+from lachesis.pipeline.tasks.transcripts import read_transcript
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["DEFAULT_ANSWER", "AnswerColumn"]
@@ -38,6 +39,8 @@ class AnswerColumn:
             )
         else:
             value = column(row, self._name, where)
+        if isinstance(value, str):
+            value = read_transcript(value) or value
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             value = _last_said(value, self._name, where)  # a completion, or a conversation, as chat messages
         if is_missing(value) or (isinstance(value, str) and not value.strip()):

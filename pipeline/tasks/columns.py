@@ -12,7 +12,19 @@ from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["braced_names", "column", "fill_template", "is_missing", "opened", "template_columns"]
+__all__ = [
+    "INSTRUCTION",
+    "SECOND_PARTS",
+    "braced_names",
+    "column",
+    "fill_template",
+    "is_missing",
+    "opened",
+    "template_columns",
+]
+
+INSTRUCTION, SECOND_PARTS = "instruction", ("input", "context")
+"""Alpaca's and Dolly's columns: a question in two parts, of which the second may be empty."""
 
 _MAX_NAMES = 40
 _ABSENT: Final = object()
@@ -109,8 +121,12 @@ def template_columns(template: str, rows: Sequence[Mapping[str, Any]], *, needed
 def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Sequence[str]) -> str:
     r"""Return the template with the row's `columns` for `{column}`; other braces stay, `\boxed{}` say.
 
-    `{{` and `}}` around a text stand for single braces. Raises `ConfigError` if the row has no value in a column.
+    `{{` and `}}` around a text stand for single braces. The second part of an instruction, in Alpaca's and Dolly's
+    columns, may be missing. Where a column is empty, no blanks are left at the ends. Raises `ConfigError` if the row
+    has no value in another column.
     """
+    optional = SECOND_PARTS if INSTRUCTION in columns else ()
+    empty = [name for name in columns if _is_empty(column(row, name, where), optional=name in optional)]
 
     def fill(match: re.Match[str]) -> str:
         if match["escaped"] is not None:
@@ -119,13 +135,18 @@ def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Se
         name = given if given in columns else _without_format(given, columns)
         if name is None:
             return match[0]
-        value = column(row, name, where)
+        value = "" if name in empty else column(row, name, where)
         if is_missing(value):
             raise ConfigError(f"{where}: its {name!r}, of which the template makes the prompt, is missing")
-        text = _formatted(given[len(name) :], value, where)
+        text = value if name in empty else _formatted(given[len(name) :], value, where)
         return "{" + text + "}" if match["boxed"] is not None else text
 
-    return _BRACES.sub(fill, template)
+    text = _BRACES.sub(fill, template)
+    return text.strip() if empty else text
+
+
+def _is_empty(value: Any, *, optional: bool) -> bool:
+    return (isinstance(value, str) and not value.strip()) or (optional and is_missing(value))
 
 
 def _without_format(given: str, columns: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads prompts as data sets have them: text, chat messages, ShareGPT turns, a request's input. Pure.
+"""Reads prompts as data sets have them: text, chat messages, transcripts, a request's input. Pure.
 
 Guarantees that content the model would not see, such as an image, is refused with a message, and that an answer at the
 end of a conversation is separated from the prompt.
@@ -12,6 +12,7 @@ import msgspec
 
 from lachesis.pipeline.tasks.columns import is_missing
 from lachesis.pipeline.tasks.literals import literal_in
+from lachesis.pipeline.tasks.transcripts import read_transcript
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message, ToolCall
 
@@ -50,7 +51,7 @@ def read_conversation(value: Any) -> Conversation:
     if is_missing(value):
         raise ConfigError("its prompt is missing")
     if isinstance(value, str):
-        turns = _listed(value)
+        turns = _listed(value) or read_transcript(value)
         if turns is None and _PRINTED_CHAT.match(value) and literal_in(value) is None:
             raise ConfigError(
                 "its prompt looks like chat messages that a data frame printed, and cannot be read: write the table as "

@@ -29,7 +29,10 @@ def difficulty_in(value: Any, where: str) -> float | None:
     try:
         number = float("" if isinstance(value, bool) else value if named is None else named["number"])
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{where}: its difficulty {value!r:.60} is no number") from None
+        raise ConfigError(
+            f"{where}: its difficulty {value!r:.60} is no number; a word for it can be the skill (skill = the column's "
+            "name), of which the curriculum learns itself how hard it is"
+        ) from None
     if math.isnan(number):
         return None
     if math.isinf(number):

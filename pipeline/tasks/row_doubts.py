@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from lachesis.pipeline.tasks.choices import read_choices
+from lachesis.pipeline.tasks.columns import INSTRUCTION, SECOND_PARTS
 from lachesis.pipeline.tasks.references import holds_list
 from lachesis.pipeline.tasks.row_stores import DatasetRow
 from lachesis.pipeline.tasks.task import Task
+from lachesis.pipeline.tasks.transcripts import template_mark
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["RowDoubts"]
@@ -17,8 +19,6 @@ __all__ = ["RowDoubts"]
 _MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil"})
 _SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#ERROR!")
 _SYSTEM = "system"
-_INSTRUCTION, _INPUTS = "instruction", ("input", "context")
-"""Alpaca's and Dolly's columns: a question in two parts, of which the second may be empty."""
 _CHOICES = ("choices", "options", "endings", "mc1_targets")
 _MAX_SHOWN = 60
 
@@ -39,6 +39,7 @@ class RowDoubts:
         self._unread = 0
         self._unasked = (0, "")
         self._inputs = (0, "")
+        self._marked = (0, "")
 
     def check_row(self, row: DatasetRow, task: Task) -> None:
         """Count a row that is used."""
@@ -54,6 +55,8 @@ class RowDoubts:
             self._unasked = self._unasked[0] + 1, self._unasked[1] or name
         if (name := _unasked_input(row, task)) is not None:
             self._inputs = self._inputs[0] + 1, self._inputs[1] or name
+        if (mark := next(filter(None, (template_mark(one.content) for one in task.messages)), None)) is not None:
+            self._marked = self._marked[0] + 1, self._marked[1] or mark
 
     def texts(self) -> Iterator[str]:
         """Yield the messages to report."""
@@ -78,12 +81,17 @@ class RowDoubts:
                 f"{self._unasked[0]} of {self._rows} rows have choices in the column {self._unasked[1]!r}, which the "
                 f'model does not see. To ask with them, give choices = "{self._unasked[1]}"'
             )
-
         if self._inputs[0]:
             yield (
                 f"{self._inputs[0]} of {self._rows} rows have a text in the column {self._inputs[1]!r}, which belongs "
-                f"to the column {_INSTRUCTION!r}, and which the model does not see. To ask with it, give template = "
-                f'"{{{_INSTRUCTION}}}\\n{{{self._inputs[1]}}}"'
+                f"to the column {INSTRUCTION!r}, and which the model does not see. To ask with it, give template = "
+                f'"{{{INSTRUCTION}}}\\n{{{self._inputs[1]}}}"'
+            )
+        if self._marked[0]:
+            yield (
+                f"{self._marked[0]} of {self._rows} prompts hold the marks of a chat template, {self._marked[1]!r} "
+                "say, and the model's own template is put around them, so that it sees both, and perhaps an answer "
+                "among them. Give a column with chat messages, or with the question alone"
             )
 
     def _has_unread_system(self, row: DatasetRow, task: Task) -> bool:
@@ -107,11 +115,11 @@ def _unasked_choices(row: DatasetRow, task: Task) -> str | None:
 
 def _unasked_input(row: DatasetRow, task: Task) -> str | None:
     """Return the name of the column with the second part of an instruction that is asked without it; None: none is."""
-    first = row.get(_INSTRUCTION)
+    first = row.get(INSTRUCTION)
     shown = "\n".join(one.content for one in task.messages)
     if not isinstance(first, str) or not first.strip() or first.strip() not in shown:
         return None
-    for name in _INPUTS:
+    for name in SECOND_PARTS:
         second: Any = row.get(name)
         if isinstance(second, str) and second.strip() and second.strip() not in shown:
             return name

@@ -82,6 +82,121 @@ def test_sharegpts_turns_and_completions(tmp_path: Path) -> None:
     assert env.task(0).task["answer"] == "x"
 
 
+CHOSEN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "good"}]
+POPULAR: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]], dict[str, Any]]] = {
+    "Alpaca": (
+        {"instruction": "Classify.", "input": "Tiger", "output": "mammal", "text": "### Response:"},
+        {"template": "{instruction}\n{input}", "answer": "output"},
+        [("user", "Classify.\nTiger")],
+        {"answer": "mammal"},
+    ),
+    "Alpaca without an input": (
+        {"instruction": "Give tips.", "input": "", "output": "Eat well."},
+        {"template": "{instruction}\n{input}", "answer": "output"},
+        [("user", "Give tips.")],
+        {"answer": "Eat well."},
+    ),
+    "Dolly as pandas writes it": (
+        {"instruction": "Name a fish.", "context": None, "response": "Tope", "category": "qa"},
+        {"template": "{instruction}\n{context}", "answer": "response"},
+        [("user", "Name a fish.")],
+        {"answer": "Tope"},
+    ),
+    "HH-RLHF": (
+        {"chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d", "rejected": "-"},
+        {"prompt": "chosen"},
+        [("user", "a"), ("assistant", "b"), ("user", "c")],
+        {"answer": "d"},
+    ),
+    "a prompt of HH-RLHF, and its answer in the whole": (
+        {"prompt": "\n\nHuman: a\n\nAssistant:", "chosen": "\n\nHuman: a\n\nAssistant: b"},
+        {"answer": "chosen"},
+        [("user", "a")],
+        {"answer": "b"},
+    ),
+    "UltraFeedback, binarized": (
+        {"prompt": "q", "chosen": CHOSEN, "rejected": CHOSEN, "messages": CHOSEN, "score_chosen": 8.5},
+        {"answer": "chosen"},
+        [("user", "q")],
+        {"answer": "good"},
+    ),
+    "UltraFeedback": (
+        {"instruction": "q", "completions": [{"response": "r", "overall_score": 8.5}], "correct_answers": ["None"]},
+        {"prompt": "instruction", "answer": "completions.0.response"},
+        [("user", "q")],
+        {"answer": "r"},
+    ),
+    "HelpSteer": (
+        {"prompt": "c#", "response": "A language", "helpfulness": 3, "verbosity": 2},
+        {"answer": "response", "task": ["helpfulness"]},
+        [("user", "c#")],
+        {"answer": "A language", "helpfulness": 3},
+    ),
+    "tulu": (
+        {"messages": [{"role": "user", "content": "2+2?"}], "ground_truth": "4", "dataset": "gsm8k"},
+        {"prompt": "messages", "answer": "ground_truth", "metadata": ["dataset"]},
+        [("user", "2+2?")],
+        {"answer": "4", "metadata": {"dataset": "gsm8k"}},
+    ),
+    "Open-Reasoner-Zero": (
+        {"0": {"from": "human", "value": "1+1?"}, "1": {"from": "assistant", "ground_truth": {"value": "2"}}},
+        {"prompt": "0", "answer": "1.ground_truth.value"},
+        [("user", "1+1?")],
+        {"answer": "2"},
+    ),
+    "DAPO": (
+        {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "34", "style": "rule"}},
+        {"answer": "reward_model.ground_truth"},
+        [("user", "q")],
+        {"answer": "34"},
+    ),
+    "TriviaQA": (
+        {"question": "Who?", "answer": {"aliases": ["D. S.", "Dave"], "value": "David"}},
+        {"prompt": "question", "answer": "answer.aliases"},
+        [("user", "Who?")],
+        {"answer": ["D. S.", "Dave"]},
+    ),
+    "OpenOrca": (
+        {"system_prompt": "Be brief.", "question": "q", "response": "r"},
+        {"prompt": "question", "answer": "response", "system": "{system_prompt}"},
+        [("system", "Be brief."), ("user", "q")],
+        {"answer": "r"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "params", "asked", "task"), POPULAR.values(), ids=POPULAR)
+def test_popular_layouts(tmp_path: Path, row: Any, params: Any, asked: Any, task: Any) -> None:
+    env = made(tmp_path, [row], **params)
+    assert (said(env), env.task(0).task) == (asked, task)
+
+
+def test_an_instruction_itself_may_not_be_missing_nor_a_column_of_another_template(tmp_path: Path) -> None:
+    rows = [{"instruction": None, "input": "x", "output": "1"}, {"instruction": "i", "input": "x", "output": "1"}]
+    env = made(tmp_path, rows, template="{instruction}\n{input}", answer="output")
+    assert len(env) == 1
+    assert "1 x its 'instruction', of which the template makes the prompt, is missing" in env.doubts[0]
+    with pytest.raises(ConfigError, match="its 'input', of which the template makes the prompt, is missing"):
+        made(tmp_path, [{"input": None, "answer": "1"}], template="Say {input}.")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<|im_start|>user\nHi<|im_end|>\n",
+        "[INST] Hi [/INST]",
+        "### Human: Hi",
+        "i\n### Response:\n1",
+        "<extra_id_1>User",
+    ],
+)
+def test_prompts_with_the_marks_of_a_chat_template_are_named(tmp_path: Path, prompt: str) -> None:
+    env = made(tmp_path, [*PAIRS, {"prompt": prompt, "answer": "1"}])
+    assert said(env, 2) == [("user", prompt)]
+    assert "1 of 3 prompts hold the marks of a chat template" in env.doubts[0]
+    assert made(tmp_path, [*PAIRS, {"prompt": "a < b, [1], <b> and ### Human", "answer": "1"}]).doubts == []
+
+
 def test_any_of_several_answers(tmp_path: Path) -> None:
     rows = [{"prompt": str(n), "answer": answer} for n, answer in enumerate([["a", "b"], ["a"], [1, 1.0], ["a", None]])]
     env = made(tmp_path, rows)
