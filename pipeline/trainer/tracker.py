@@ -22,12 +22,14 @@ from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.schemas.errors import DataError
 
-__all__ = ["MAX_WAITING_BYTES", "RETRIES", "Outbox", "Tracker"]
+__all__ = ["MAX_WAITING_BYTES", "RETRIES", "STEP", "Outbox", "Tracker"]
 
 log = logging.getLogger("lachesis")
 
 MAX_WAITING_BYTES = 32 << 20
 """What may wait for one tracker."""
+STEP = "train/step"
+"""The figure that is the step axis."""
 _MAX_TEXT = 500
 RETRIES = RetryPolicy(first_s=0.5, longest_s=5.0, jitter=0.5)
 """A tracker that is back within the seconds that it has at the end of a run gets what waits for it."""
@@ -46,8 +48,11 @@ class Tracker(Protocol):
     def check(self) -> str:
         """Return where the figures would go, once that was tried, for `lachesis doctor`."""
 
-    def open(self, step: int) -> None:
-        """Open or resume the run: figures of the steps after `step` that an earlier life sent come again."""
+    def open(self, step: int) -> int | None:
+        """Open or resume the run: figures of the steps after `step` that an earlier life sent come again.
+
+        Return the last step of which it has the figures, if what it lacks up to `step` is to be sent; else None.
+        """
 
     def log_figures(self, figures: dict[str, float], step: int) -> None:
         """Send figures of a step; a second call for the same step adds to it."""
@@ -96,17 +101,35 @@ class Outbox:
         self._more.set()
         return entry.sent
 
+    @property
+    def waiting(self) -> int:
+        """How many messages are not sent yet."""
+        return len(self._waiting)
+
     def close(self) -> None:
         """Let `send` end once nothing waits."""
         self._closed = True
         self._more.set()
 
-    async def send(self, step: int) -> None:
+    async def send(self, step: int, figures_after: Callable[[int], Sequence[dict[str, float]]]) -> None:
         """Open the tracker at optimizer step `step` and send what waits, until it is closed and nothing does.
 
-        A tracker that cannot be opened gets nothing: its messages are dropped until the trainer starts again.
+        Before that, the figures up to `step` that the tracker lacks are sent, because an earlier life ended while it
+        was away: `figures_after(known)` returns those after the last step that it has. A tracker that cannot be opened
+        gets nothing: its messages are dropped until the trainer starts again.
         """
-        refused = await self._call(partial(self.tracker.open, step))
+        known: int | None = None
+
+        def open_tracker() -> None:
+            nonlocal known
+            known = self.tracker.open(step)
+
+        refused = await self._call(open_tracker)
+        lacking = [] if known is None else figures_after(known)
+        if lacking:
+            log.info("sending %d steps that %s lacks, from metrics.jsonl", len(lacking), self.tracker.name)
+        for figures in lacking:
+            await self._call(partial(self.tracker.log_figures, figures, int(figures[STEP])))
         if refused is not None:
             note = f"{self.tracker.name} cannot be opened, so it gets nothing: {refused}"
             self._set_note(self.tracker.name, f"{note}; training goes on, and metrics.jsonl holds every figure")

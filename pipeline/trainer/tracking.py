@@ -5,6 +5,7 @@ and first cuts off what an earlier life wrote of those steps. Trackers get the s
 none delays a step.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,9 +22,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
-from lachesis.pipeline.trainer.tracker import Outbox, Tracker
+from lachesis.pipeline.trainer.tracker import STEP, Outbox, Tracker
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
+
+log = logging.getLogger("lachesis")
 
 __all__ = ["CLOSE_S", "METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
 
@@ -33,7 +36,7 @@ CLOSE_S = 30.0
 
 
 class _FiguresRow(msgspec.Struct):
-    step: float = msgspec.field(name="train/step", default=0.0)
+    step: float = msgspec.field(name=STEP, default=0.0)
 
 
 class Tracking:
@@ -62,7 +65,7 @@ class Tracking:
 
     async def log(self, figures: dict[str, float]) -> None:
         """Write one step's figures, when the disk has room for them; `train/step` is the step axis."""
-        self._step = int(figures.get("train/step", self._step))
+        self._step = int(figures.get(STEP, self._step))
         row = msgspec.json.encode(figures) + b"\n"
         await write_when_room(self._path, lambda: append_row(self._path, row), needed_bytes=len(row))
         self._log_figures(figures, len(row))
@@ -111,8 +114,13 @@ class Tracking:
     async def send(self, outbox: Outbox, ended: anyio.Event) -> None:
         """Send what waits in an outbox, from the step on at which the log was resumed, until it is closed."""
         await self._resumed.wait()
-        await outbox.send(self._resumed_step)
+        await outbox.send(self._resumed_step, self._figures_after)
         ended.set()
+
+    def _figures_after(self, step: int) -> list[dict[str, float]]:
+        """Return the figures of each step after `step`, up to the one at which the log was resumed."""
+        rows = [row for row in self._read_rows() if step < _step_of(row) <= self._resumed_step]
+        return [msgspec.json.decode(row, type=dict[str, float]) for row in rows]
 
 
 @asynccontextmanager
@@ -137,6 +145,10 @@ async def open_tracking(
         with anyio.move_on_after(CLOSE_S):
             for ended in ends:
                 await ended.wait()
+        for outbox, ended in zip(outboxes, ends, strict=True):
+            if not ended.is_set():
+                log.warning("%s was away or too slow at the end, so up to %d entries were not sent; metrics.jsonl "
+                            "holds every figure", outbox.tracker.name, outbox.waiting + 1)  # fmt: skip
 
 
 def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:

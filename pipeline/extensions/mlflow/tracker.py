@@ -67,8 +67,8 @@ class MlflowTracker:
         made = "is there" if found else "will be made"
         return f"{without_secrets(client.tracking_uri)}, where the experiment {self._experiment} {made}"
 
-    def open(self, step: int) -> None:
-        """Find the run, or make it."""
+    def open(self, step: int) -> int:
+        """Find the run, or make it. Return the last step that it has."""
         try:
             if self._client is None:
                 self._client = self._make_client()
@@ -77,6 +77,7 @@ class MlflowTracker:
             raise self._unopened(error) from error
         self._run_id = run.info.run_id
         self._sent_step = int(run.data.metrics.get("train/step", 0))
+        return self._sent_step
 
     def log_figures(self, figures: dict[str, float], step: int) -> None:
         """Log the figures of a step, `train/step` last of all: it says that the step is complete."""

@@ -69,7 +69,7 @@ async def test_what_does_not_fit_is_dropped_from_the_oldest_on_and_counted():
     assert [event.is_set() for event in sent] == [True, True, True, False, False]
     assert outbox.dropped == 3
     outbox.close()
-    await outbox.send(0)
+    await outbox.send(0, lambda _: [])
     assert [call[1] for call in tracker.calls if call[0] == "figures"] == [3, 4]
 
 
@@ -78,7 +78,7 @@ async def test_one_entry_beyond_the_bound_is_sent_all_the_same():
     outbox = Outbox(tracker, lambda *_: None, max_bytes=100)
     outbox.put(partial(tracker.log_figures, {}, 1), 1000)
     outbox.close()
-    await outbox.send(0)
+    await outbox.send(0, lambda _: [])
     assert [call[0] for call in tracker.calls] == ["open", "figures", "close"]
 
 
@@ -89,7 +89,7 @@ async def test_what_a_tracker_refuses_is_left_out_and_logged(caplog):
     outbox.put(partial(tracker.log_figures, {}, 2), 1)
     tracker.failures = [InfrastructureError("away"), None, DataError("too long a name")]
     outbox.close()
-    await outbox.send(0)
+    await outbox.send(0, lambda _: [])
     assert [call[1] for call in tracker.calls[:-1]] == [0, 2]
     assert "recorder refuses what it was sent, which is left out: too long a name" in caplog.text
 
@@ -118,7 +118,7 @@ async def test_a_tracker_that_cannot_be_opened_gets_nothing_and_ends_nothing(fai
     sent = outbox.put(lambda: tracker.log_figures({}, 1), 1)
     outbox.close()
     with anyio.fail_after(60):
-        await outbox.send(0)
+        await outbox.send(0, lambda _: [])
     assert sent.is_set()
     assert tracker.calls == []
     assert "recorder cannot be opened, so it gets nothing" in notes["recorder"]
@@ -132,7 +132,7 @@ async def test_an_error_of_a_trackers_own_code_leaves_out_one_entry():
         outbox.put(lambda step=step: tracker.log_figures({}, step), 1)
     outbox.close()
     with anyio.fail_after(60):
-        await outbox.send(0)
+        await outbox.send(0, lambda _: [])
     assert [call[:2] for call in tracker.calls] == [("open", 0), ("figures", 2), ("close",)]
 
 

@@ -4,6 +4,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.errors import InfrastructureError
+from lachesis.pipeline.trainer import tracking as tracking_module
 from lachesis.pipeline.trainer.tracking import METRICS_FILE, open_tracking
 
 
@@ -62,3 +64,23 @@ async def test_a_kill_while_it_is_cut_leaves_the_old_file_or_the_new_one(config,
     with pytest.raises(KeyboardInterrupt):
         await resumed(config, 1)
     assert (config.path / METRICS_FILE).read_bytes() == before
+
+
+class AwayTracker:
+    """A tracker whose server does not answer: none can be had that is away for certain."""
+
+    name = "away"
+
+    def open(self, step):
+        raise InfrastructureError("nobody answers")
+
+    def log_figures(self, figures, step):
+        raise AssertionError("it was never open")
+
+
+async def test_what_a_tracker_did_not_get_until_the_end_is_said(config, monkeypatch, caplog):
+    monkeypatch.setattr(tracking_module, "CLOSE_S", 0.0)
+    async with open_tracking(config, [AwayTracker()]) as tracking:
+        await tracking.resume(0)
+        await tracking.log(figures(1))
+    assert "away was away or too slow at the end, so up to 2 entries were not sent; metrics.jsonl holds" in caplog.text

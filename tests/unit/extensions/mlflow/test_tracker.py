@@ -7,10 +7,12 @@ import msgspec
 import pytest
 from unit.extensions.tensorboard.test_tracker import ALERT
 
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.mlflow.config import MlflowConfig
 from lachesis.pipeline.extensions.mlflow.tracker import MlflowTracker
 from lachesis.pipeline.trainer.samples import ReadableSample
+from lachesis.pipeline.trainer.tracking import open_tracking
 from lachesis.schemas.errors import DataError
 
 
@@ -27,11 +29,12 @@ def opened(config, step=0):
     return tracker
 
 
-def history(config, name):
+def history(config, name, run_name="a-run"):
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=config.uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    (run,) = (one for one in runs if one.info.run_name == run_name)
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)], run, client
 
 
@@ -51,6 +54,22 @@ def test_one_run_for_all_lives_with_each_step_once(config):
     assert history(config, "odd_name")[0] == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert run.info.run_name == "a-run"
     assert run.info.status == "FINISHED"
+
+
+async def test_steps_of_a_life_that_ended_while_mlflow_was_away_are_sent_by_the_next_one(config, tmp_path):
+    opened(config).log_figures({"train/step": 1.0, "train/loss": 1.0}, 1)
+    run = RunConfig(folder=str(tmp_path / "runs"))
+    async with open_tracking(run) as tracking:  # MLflow is away, and the trainer ends
+        await tracking.resume(1)
+        for step in (1, 2, 3, 4):
+            await tracking.log({"train/step": float(step), "train/loss": float(step)})
+    async with open_tracking(run, [MlflowTracker(config, "a-run")]) as tracking:
+        await tracking.resume(3)
+        await tracking.log({"train/step": 4.0, "train/loss": 40.0})
+    assert history(config, "train/loss")[0] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+    async with open_tracking(run, [MlflowTracker(config, "later")]) as tracking:  # added to a run that goes on
+        await tracking.resume(4)
+    assert history(config, "train/loss", "later")[0] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
 def test_more_figures_than_a_request_holds(config):
