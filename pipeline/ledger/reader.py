@@ -1,7 +1,7 @@
 """Reads the ledger: verified entries in order, and the payloads of a batch."""
 
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import Newer, decode_owned
@@ -28,12 +28,16 @@ __all__ = [
     "find_position",
     "follow_ledger",
     "newest_entry",
+    "parts_of",
     "position_before",
     "refuse_misfit",
 ]
 
 READ_BEFORE_TRAINERS = ("batcher", "normalizer", "scorer", "teacher")
 """Services of which at least one must have read a rollout that is in a batch: an environment may be gone by then."""
+
+_MANY = 4
+"""So many sequences without a gap are worth a request of their own."""
 
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
@@ -248,15 +252,19 @@ async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:
     return found
 
 
-async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int, DataError]]:
+async def fetch_groups(
+    bus: Bus, batch: Batch, kind: type[RolloutGroup] = RolloutGroup
+) -> tuple[list[Payload], dict[int, DataError]]:
     """Return the readable groups of the batch, and the errors of the others by sequence in ROLLOUTS.
+
+    `kind`: `PackedGroup` leaves their texts packed.
 
     The errors are those that `fetch_batch` raises. Raises `VersionError`, which says nothing about the group, and
     `InfrastructureError`.
     """
-    rollouts, gone = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups])
+    rollouts, gone = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups], subjects.rollout("*"))
     teachers = [ref.teacher for ref in batch.groups if ref.teacher is not None and ref.seq not in gone]
-    logprobs, gone_logprobs = await _fetch(bus, subjects.TEACHER, teachers)
+    logprobs, gone_logprobs = await _fetch(bus, subjects.TEACHER, teachers, subjects.logprobs("*", "*"))
     found: list[Payload] = []
     failures: dict[int, DataError] = {}
     for ref in batch.groups:
@@ -264,7 +272,7 @@ async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int,
         try:
             if error is not None:
                 raise error
-            found.append(_payload(batch.number, ref, rollouts, logprobs))
+            found.append(_payload(batch.number, ref, rollouts, logprobs, kind))
         except DataError as failure:
             if isinstance(failure, VersionError):
                 await confirm_newer(bus, rollouts[ref.seq], failure, also=READ_BEFORE_TRAINERS)
@@ -273,9 +281,13 @@ async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int,
 
 
 def _payload(
-    number: int, ref: GroupRef, rollouts: Mapping[int, StoredMessage], logprobs: Mapping[int, StoredMessage]
+    number: int,
+    ref: GroupRef,
+    rollouts: Mapping[int, StoredMessage],
+    logprobs: Mapping[int, StoredMessage],
+    kind: type[RolloutGroup],
 ) -> Payload:
-    group = decode(RolloutGroup, rollouts[ref.seq].data)
+    group = decode(kind, rollouts[ref.seq].data)
     if group.id != ref.group:
         raise DataError(f"batch {number}: sequence {ref.seq} holds group {group.id}, not {ref.group}")
     if ref.teacher is None:
@@ -286,18 +298,42 @@ def _payload(
     return ref, group, teacher
 
 
-async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
-    """Return the messages by sequence, and errors for missing ones. Ascending order is several times faster."""
+async def _fetch(
+    bus: Bus, stream: str, seqs: Iterable[int], subject: str
+) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
+    """Return the messages by sequence, all on `subject`, and errors for missing ones."""
     found: dict[int, StoredMessage] = {}
     gone: dict[int, DataError] = {}
-    wanted = deque(sorted(set(seqs)))
-    while True:
-        try:
-            async for message in bus.fetch(stream, list(wanted)):
-                found[wanted.popleft()] = message
-        except NotFoundError as error:  # it names the sequence that was read
-            failure = DataError(f"a payload of the batch is gone from {stream}: {error}")
-            failure.__cause__ = error
-            gone[wanted.popleft()] = failure
+    for part, is_whole in parts_of(sorted(set(seqs))):
+        wanted = deque(part)
+        while wanted:
+            try:
+                async for message in bus.fetch(stream, list(wanted), subject if is_whole else None):
+                    found[wanted.popleft()] = message
+            except NotFoundError as error:  # it names the sequence that was read
+                failure = DataError(f"a payload of the batch is gone from {stream}: {error}")
+                failure.__cause__ = error
+                gone[wanted.popleft()] = failure
+    return found, gone
+
+
+def parts_of(seqs: Sequence[int]) -> list[tuple[list[int], bool]]:
+    """Cut rising `seqs` into parts, and say of each whether it has no gap, so that one request asks for all of it.
+
+    Where there are gaps, messages are requested one by one: what lies between would be read as well.
+    """
+    runs: list[list[int]] = []
+    for seq in seqs:
+        if runs and seq == runs[-1][-1] + 1:
+            runs[-1].append(seq)
         else:
-            return found, gone
+            runs.append([seq])
+    parts: list[tuple[list[int], bool]] = []
+    for run in runs:
+        if len(run) >= _MANY:
+            parts.append((run, True))
+        elif parts and not parts[-1][1]:
+            parts[-1][0].extend(run)
+        else:
+            parts.append((run, False))
+    return parts

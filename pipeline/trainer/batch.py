@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lachesis.pipeline.model.packed_rows import PackedRows
-from lachesis.pipeline.trainer.training_sequence import TrainingSequence, sequence_fault
+from lachesis.pipeline.trainer.training_sequence import LOGPROB_SLACK, TrainingSequence, form_fault, sequence_fault
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_kind, listed
 
@@ -187,26 +187,36 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         raise DataError("a batch needs at least one sequence.")
     for index, sequence in enumerate(sequences):
         check_kind(f"sequence {index} of the batch", sequence, TrainingSequence)
-        problem = sequence_fault(sequence)
-        if problem:
-            raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {problem}.")
+        with_teacher = sequence.teacher_logprobs is not None or sequence.teacher_topk is not None
+        _refuse(index, sequence, sequence_fault(sequence) if with_teacher else form_fault(sequence))
     rows, width = len(sequences), max(len(sequence.tokens) for sequence in sequences)
     tokens_BT = np.full((rows, width), pad_id, np.int64)
     mask_BT = np.zeros((rows, width), np.bool_)
     logprobs_BT, advantages_BT, teacher_BT = (np.zeros((rows, width), np.float32) for _ in range(3))
     teacher_mask_BT = np.zeros((rows, width), np.bool_)
-    for row, sequence in enumerate(sequences):
-        length, mask_T = len(sequence.tokens), sequence.loss_mask
-        tokens_BT[row, :length] = sequence.tokens
-        mask_BT[row, :length] = mask_T
-        logprobs_BT[row, :length] = np.where(mask_T, sequence.logprobs, 0)
-        advantages_BT[row, :length] = np.where(mask_T, sequence.advantage, 0)
-        if sequence.teacher_logprobs is not None:
-            there_T = mask_T & ~np.isnan(sequence.teacher_logprobs)
-            if sequence.teacher_spans is not None:
-                there_T &= sequence.teacher_spans >= 0
-            teacher_BT[row, :length] = np.where(there_T, sequence.teacher_logprobs, 0)
-            teacher_mask_BT[row, :length] = there_T
+    with np.errstate(over="ignore"):  # what is too large for the tensors is found as infinite
+        for row, sequence in enumerate(sequences):
+            length, mask_T = len(sequence.tokens), sequence.loss_mask
+            tokens_BT[row, :length] = sequence.tokens
+            mask_BT[row, :length] = mask_T
+            logprobs_BT[row, :length] = sequence.logprobs
+            advantages_BT[row, :length] = sequence.advantage
+            if sequence.teacher_logprobs is not None:
+                there_T = mask_T & ~np.isnan(sequence.teacher_logprobs)
+                if sequence.teacher_spans is not None:
+                    there_T &= sequence.teacher_spans >= 0
+                teacher_BT[row, :length] = np.where(there_T, sequence.teacher_logprobs, 0)
+                teacher_mask_BT[row, :length] = there_T
+        for values_BT in (logprobs_BT, advantages_BT):
+            np.copyto(values_BT, 0, where=~mask_BT)
+    if (  # of all at once: which sequence it is costs more
+        mask_BT[:, 0].any()
+        or min(int(sequence.tokens.min()) for sequence in sequences) < 0
+        or not all(np.isfinite(values_BT).all() for values_BT in (logprobs_BT, advantages_BT))
+        or float(logprobs_BT.max()) > LOGPROB_SLACK
+    ):
+        for index, sequence in enumerate(sequences):
+            _refuse(index, sequence, sequence_fault(sequence))
     return PackedBatch(
         tokens_BT=torch.from_numpy(tokens_BT),
         mask_BT=torch.from_numpy(mask_BT),
@@ -221,6 +231,11 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         policy_steps=tuple(sequence.policy_step for sequence in sequences),
         prepared=tuple(sequence.prepared for sequence in sequences),
     )
+
+
+def _refuse(index: int, sequence: TrainingSequence, fault: str | None) -> None:
+    if fault is not None:
+        raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {fault}.")
 
 
 def move_tensor(values: torch.Tensor, device: torch.device) -> torch.Tensor:

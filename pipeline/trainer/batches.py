@@ -235,7 +235,7 @@ class FetchedBatch:
     def __init__(self, owner: BatchReader, fed: LedgerBatch) -> None:
         self._owner = owner
         self.fed = fed
-        """Ledger entry, manifest, groups and teacher arrays."""
+        """Ledger entry, manifest, groups and teacher arrays. `with_texts()` of a group unpacks its texts."""
 
     @property
     def number(self) -> int:

@@ -44,6 +44,7 @@ from lachesis.schemas.ledger import (
     TrainReport,
     VoidBatch,
 )
+from lachesis.schemas.rollout import PackedGroup
 
 __all__ = ["BatchFeed", "LedgerBatch"]
 
@@ -160,7 +161,9 @@ class BatchFeed:
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
                 # It is raised only where a service that wrote or read the group says so (`bus.newer_writers`).
                 fetch = retry_outages(f"fetch batch {entry.batch.number}", self._wait_log, is_outage=_may_come_back)
-                groups, unfetched = await fetch(fetch_groups, self._bus, share_of(entry.batch, *self.ranks))
+                groups, unfetched = await fetch(
+                    fetch_groups, self._bus, share_of(entry.batch, *self.ranks), PackedGroup
+                )
                 yield LedgerBatch(entry, entry.batch, groups, unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:

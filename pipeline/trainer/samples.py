@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lachesis.schemas.annotations import TeacherLogprobs
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GroupRef
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import Message, RolloutGroup
 
 __all__ = ["ReadableSample", "readable_samples"]
 
@@ -30,13 +31,20 @@ class ReadableSample(NamedTuple):
 def readable_samples(
     groups: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
 ) -> list[ReadableSample]:
-    """Return every sample with a known conversation."""
+    """Return every sample with a known conversation; one whose text cannot be unpacked has none."""
     rows = []
     for ref, group, _ in groups:
-        for conversation, advantage in zip(group.messages, ref.advantages, strict=False):
+        for conversation, advantage in zip(_conversations(group), ref.advantages, strict=False):
             *prompt, completion = [message.content for message in conversation] or [""]
             rows.append(ReadableSample(group.item, "\n".join(prompt), completion, advantage))
     return rows
+
+
+def _conversations(group: RolloutGroup) -> list[list[Message]]:
+    try:
+        return group.with_texts().messages
+    except SchemaError:
+        return []
 
 
 def _shorten(text: str) -> str:

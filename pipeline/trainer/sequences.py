@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.training_sequence import TrainingSequence, sequence_fault
+from lachesis.pipeline.trainer.training_sequence import TrainingSequence, value_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError
@@ -107,6 +107,8 @@ def training_sequences(
 ) -> list[TrainingSequence]:
     """Return the sequences of one group, each fit to be packed.
 
+    `group` has been decoded, so its columns are checked.
+
     Raises `DataError` when the group does not fit its advantages or its teacher arrays, holds a value that no loss can
     take, or nothing to train on; `UnsupportedError` when this trainer cannot use it (see `why_untrainable`), or when it
     has no logprobs.
@@ -152,7 +154,7 @@ def training_sequences(
             index=i,
             policy_step=ref.policy_step,
         )
-        fault = sequence_fault(training)
+        fault = value_fault(training)  # the other columns were checked when the group was decoded
         if fault is not None:
             raise DataError(f"sequence {i} {fault}")
         found.append(training)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TrainingSequence", "sequence_fault"]
+__all__ = ["LOGPROB_SLACK", "TrainingSequence", "form_fault", "sequence_fault", "value_fault"]
 
 LOGPROB_SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability (nats)."""
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 _KINDS = {"b": "bool", "i": "int", "u": "unsigned int", "f": "float"}
 
@@ -54,11 +55,20 @@ class TrainingSequence:
 
 def sequence_fault(sequence: TrainingSequence) -> str | None:
     """Return what is wrong with a sequence, so that it cannot be packed; None if nothing is."""
+    if (fault := form_fault(sequence)) is not None:
+        return fault
     mask_T = sequence.loss_mask
-    columns = {"logprobs": sequence.logprobs, "advantage": sequence.advantage}
-    if sequence.teacher_logprobs is not None:
-        columns["teacher_logprobs"] = sequence.teacher_logprobs
-    wrong = _wrong_type("tokens", sequence.tokens, "iu") or _wrong_type("loss_mask", mask_T, "b")
+    if mask_T[0]:
+        return "has a true loss mask at position 0, which no token precedes"
+    if sequence.tokens.min() < 0:
+        return "has a negative token id"
+    return _bad_values("logprobs", sequence.logprobs, mask_T) or value_fault(sequence)
+
+
+def form_fault(sequence: TrainingSequence) -> str | None:
+    """Return which array of a sequence has the wrong type or shape; None if none has. It reads no value."""
+    columns = _float_columns(sequence)
+    wrong = _wrong_type("tokens", sequence.tokens, "iu") or _wrong_type("loss_mask", sequence.loss_mask, "b")
     for name, values_T in columns.items():
         is_number = name == "advantage" and isinstance(values_T, int | float | np.number)
         wrong = wrong or (None if is_number else _wrong_type(name, values_T, "fiu"))
@@ -67,15 +77,28 @@ def sequence_fault(sequence: TrainingSequence) -> str | None:
     length = len(sequence.tokens)
     if length == 0:
         return "has no tokens"
-    for name, column in (("loss_mask", mask_T), *columns.items()):
+    for name, column in (("loss_mask", sequence.loss_mask), *columns.items()):
         if isinstance(column, np.ndarray) and column.shape != (length,):
             return f"has {length} tokens but {name} of shape {column.shape}"
-    if mask_T[0]:
-        return "has a true loss mask at position 0, which no token precedes"
-    if sequence.tokens.min() < 0:
-        return "has a negative token id"
-    faults = (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())
+    return None
+
+
+def value_fault(sequence: TrainingSequence) -> str | None:
+    """Return what is wrong with a sequence's advantage or teacher, which come to a group after it was sampled.
+
+    None if nothing is. The sequence is of the right form; its other columns are not read.
+    """
+    columns = _float_columns(sequence)
+    del columns["logprobs"]
+    faults = (_bad_values(name, values_T, sequence.loss_mask) for name, values_T in columns.items())
     return next(filter(None, faults), None) or _teacher_fault(sequence)
+
+
+def _float_columns(sequence: TrainingSequence) -> dict[str, NDArray[Any] | float]:
+    columns: dict[str, NDArray[Any] | float] = {"logprobs": sequence.logprobs, "advantage": sequence.advantage}
+    if sequence.teacher_logprobs is not None:
+        columns["teacher_logprobs"] = sequence.teacher_logprobs
+    return columns
 
 
 def _teacher_fault(sequence: TrainingSequence) -> str | None:
@@ -109,7 +132,9 @@ def _wrong_type(name: str, values: object, kinds: str) -> str | None:
 
 
 def _bad_values(name: str, values_T: NDArray[Any] | float, mask_T: NDArray[np.bool_]) -> str | None:
-    under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array([values_T])
+    if not isinstance(values_T, np.ndarray):
+        return None if abs(values_T) <= _MAX_FLOAT32 else f"has {name} that are not finite"
+    under_mask = values_T[mask_T]
     with np.errstate(over="ignore"):  # what is too large for the tensors is as bad as infinite
         under_mask = under_mask.astype(np.float32)
     if name == "teacher_logprobs":

@@ -61,6 +61,8 @@ class ModelInputs:
             name: view(held[name].data, held[name].dtype, total, name, held[name].width)
             for name in wanted & held.keys()
         }
+        if group.attachments:
+            group = group.with_texts()  # they name the attachments of each sample
         cuts = group.sequences.cuts()
         samples = group.sequences.sample_index or range(len(group.sequences))
         prepared = []

@@ -19,7 +19,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.packing import deflate, inflate, join_tokens, split_tokens
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
-from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
+from lachesis.schemas.rollout import Message, PackedGroup, RolloutGroup, Sequences, VersionSpan
 
 CORPORA = {
     "the Python reference": "\n".join(topics[name] for name in sorted(topics)),
@@ -249,3 +249,20 @@ def test_what_is_unpacked_is_never_more_than_allowed(data: bytes, most: int) -> 
         assert len(data) > most
     else:
         assert len(data) <= most
+
+
+def test_a_packed_group_has_all_but_the_texts_and_unpacks_them_when_requested() -> None:
+    whole, packed = decode(RolloutGroup, encode(GROUP)), decode(PackedGroup, encode(GROUP))
+    assert (packed.messages, packed.sequences) == ([], whole.sequences)
+    assert packed.with_texts().messages == whole.messages == GROUP.messages
+    plain = decode(PackedGroup, encode(GROUP.replace(messages=GROUP.messages[:0])))
+    assert plain.with_texts() is plain
+
+
+def test_a_packed_group_refuses_columns_at_once_and_texts_when_they_are_unpacked() -> None:
+    with pytest.raises(SchemaError, match="tokens"):
+        decode(PackedGroup, wire(GROUP, tokens=b"123"))
+    for texts, says in ((b"plain", "packed_messages"), (deflate(msgspec.msgpack.encode([[]])), "1 conversations")):
+        packed = decode(PackedGroup, wire(GROUP, packed_messages=texts))
+        with pytest.raises(SchemaError, match=says):
+            packed.with_texts()
