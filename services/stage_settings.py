@@ -7,14 +7,19 @@ whole of it.
 from collections.abc import Callable
 from typing import Any
 
+from lachesis.pipeline.batcher.settings import BatcherSettings
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
+from lachesis.pipeline.governor.settings import GovernorSettings
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.directory import role_access
 from lachesis.pipeline.ledger.audit import LedgerRules
+from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
+from lachesis.pipeline.retention.settings import HistorySettings, ReaderSettings, RecoverySettings
 from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings
 from lachesis.pipeline.tasks.evaluated import evaluated_environments, held_out_rule
 from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
@@ -22,14 +27,93 @@ from lachesis.services.promotion import config_under_promotion
 
 __all__ = [
     "SETTINGS",
+    "batcher_settings",
     "curriculum_settings",
+    "governor_settings",
     "health_settings",
+    "history_settings",
+    "ledger_settings",
     "normalizer_settings",
+    "reader_settings",
+    "recovery_settings",
     "reward_settings",
     "scorer_settings",
     "scoring_settings",
     "teacher_settings",
 ]
+
+
+def ledger_settings(config: RunConfig) -> LedgerSettings:
+    """Return where the history of a run is."""
+    return LedgerSettings(
+        run=config.run,
+        revision=config.revision,
+        trainer=config.training.name,
+        folder=config.path,
+        replicas=config.streams.replicas,
+    )
+
+
+def recovery_settings(config: RunConfig) -> RecoverySettings:
+    """Return what a recovery has to know of a run."""
+    return RecoverySettings(
+        run=config.run,
+        revision=config.revision,
+        trainer=config.training.name,
+        folder=config.path,
+        replicas=config.streams.replicas,
+        environments=tuple(config.environments),
+        trains=config.mode == "train",
+        has_own_server=config.nats is None,
+    )
+
+
+def history_settings(config: RunConfig) -> HistorySettings:
+    """Return what may be deleted of a run's history."""
+    return HistorySettings(
+        run=config.run,
+        revision=config.revision,
+        trainer=config.training.name,
+        readers=reader_settings(config),
+        retention=config.flow.retention,
+    )
+
+
+def reader_settings(config: RunConfig) -> ReaderSettings:
+    """Return which of a run's services read its history."""
+    return ReaderSettings(
+        environments=tuple(config.environments),
+        learned=tuple(curriculum_environments(curriculum_settings(config))),
+        learns_names=config.curriculum.missing_of_pool(is_foreign=True) is None,
+        has_teacher=config.teacher.enabled,
+        has_health=config.health.enabled,
+        has_webhook=config.health.webhook_file is not None,
+    )
+
+
+def governor_settings(config: RunConfig) -> GovernorSettings:
+    """Return the settings of the governor."""
+    return GovernorSettings(
+        flow=config.flow,
+        batching=config.batching,
+        environments=tuple(config.environments),
+        trainer=config.training.name,
+        steps=config.training.steps if config.mode == "train" else None,
+        history=history_settings(config),
+        folder=config.path,
+        store=config.store,
+    )
+
+
+def batcher_settings(config: RunConfig) -> BatcherSettings:
+    """Return the settings of the batcher."""
+    return BatcherSettings(
+        batching=config.batching,
+        advantage=config.advantage,
+        ledger=ledger_settings(config),
+        environments=tuple(config.environments),
+        ends_batched=config.mode == "observe",
+    )
 
 
 def curriculum_settings(config: RunConfig) -> CurriculumSettings:
@@ -141,7 +225,9 @@ def teacher_settings(config: RunConfig) -> TeacherSettings:
 
 
 SETTINGS: dict[str, Callable[[RunConfig], Any]] = {
+    "batcher": batcher_settings,
     "curriculum": curriculum_settings,
+    "governor": governor_settings,
     "health": health_settings,
     "normalizer": normalizer_settings,
     "scorer": scorer_settings,

@@ -20,11 +20,11 @@ from lachesis.pipeline.batcher.batch_former import GROUPS_PER_SELECTION, MAX_OUT
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.join import Joiner, PendingRollout, Wanted
 from lachesis.pipeline.batcher.lengths import RecentLengths, stale_lengths
+from lachesis.pipeline.batcher.settings import BatcherSettings
 from lachesis.pipeline.batcher.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.newer_writers import confirm_newer
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain
@@ -56,20 +56,20 @@ _MAX_WAITING_LETTERS = 1024
 """Dead letters waiting to be stored."""
 
 
-async def run_batcher(service: Service, config: RunConfig) -> None:
+async def run_batcher(service: Service, settings: BatcherSettings) -> None:
     """Write the ledger of the run's trainer until the service drains.
 
     Raises `FencedError` when another batcher writes it.
     """
     try:
-        await _write_ledger(service, config)
+        await _write_ledger(service, settings)
     except* InfrastructureError:
         if not service.draining.is_set():  # else the next start writes the rest
             raise
 
 
-async def _write_ledger(service: Service, config: RunConfig) -> None:
-    batcher = await _Batcher.open(service, config)
+async def _write_ledger(service: Service, settings: BatcherSettings) -> None:
+    batcher = await _Batcher.open(service, settings)
     letters_out, letters = anyio.create_memory_object_stream[DeadLetter](_MAX_WAITING_LETTERS)
     async with letters_out, anyio.create_task_group() as tasks:
         batcher.letters = letters_out
@@ -134,18 +134,18 @@ class _Batcher:
         self.ends_batched = False  # whether rollouts end, for their traces, once they are batched
 
     @classmethod
-    async def open(cls, service: Service, config: RunConfig) -> "_Batcher":
+    async def open(cls, service: Service, settings: BatcherSettings) -> "_Batcher":
         """Return the writer in the state that the last entry of the ledger describes."""
-        trainer = config.training.name
+        batching, trainer = settings.batching, settings.ledger.trainer
         async for attempt in service.retrying("read the ledger"):
             with attempt:
-                entry, entry_seq, seq, marks = await read_ledger_end(service.bus, config)
-        batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
-        batcher.ends_batched = config.mode == "observe"
+                entry, entry_seq, seq, marks = await read_ledger_end(service.bus, settings.ledger)
+        batcher = cls(service, batching, settings.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
+        batcher.ends_batched = settings.ends_batched
         batcher.marks = marks
         async for attempt in service.retrying("read the alerts"):
             with attempt:
-                await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
+                await batcher.standings.read(service.bus, service.run, service.revision, settings.environments)
         for env in batcher.standings.environments:
             batcher.joiner.quarantine(env, batcher.standings.of(env))
         return batcher

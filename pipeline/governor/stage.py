@@ -23,10 +23,10 @@ from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.common.disk import disk_room
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.governor.left_behind import LeftBehind
 from lachesis.pipeline.governor.logic import Governor
+from lachesis.pipeline.governor.settings import GovernorSettings
 from lachesis.pipeline.health.environment_status import EnvironmentStatuses, halted_reason
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
@@ -58,15 +58,16 @@ _PEER_HINT = (
 )
 
 
-async def run_governor(service: Service, config: RunConfig) -> None:
+async def run_governor(service: Service, settings: GovernorSettings) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
     await refuse_lost_streams(service)
-    await _check_store(service, config)
+    await _check_store(service, settings.folder)
     term = await _Term.acquire(service)
     waits = math.inf if term.has_predecessor else -math.inf
-    steps = config.training.steps if config.mode == "train" else None
-    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits, steps=steps)
-    follower = _Follower(service, config, governor)
+    governor = Governor(
+        settings.flow, settings.batching, term=service.instance, grants_from_s=waits, steps=settings.steps
+    )
+    follower = _Follower(service, settings, governor)
     await follower.catch_up()
 
     async def answer(env: str, data: bytes) -> bytes:
@@ -102,22 +103,22 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         ):
             tasks.start_soon(task)
         async with AsyncExitStack() as served:
-            for env in config.environments:
+            for env in settings.environments:
                 subject = subjects.lease(service.run, env)
                 await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
                 subject = subjects.take_up(service.run, env)
                 await served.enter_async_context(service.bus.serve(subject, partial(answer_take_up, env)))
             if term.has_predecessor:  # from now on producers can renew their leases
-                governor.wait_until(time.monotonic() + config.flow.lease_s)
+                governor.wait_until(time.monotonic() + settings.flow.lease_s)
             service.mark_ok()
             await service.draining.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _check_store(service: Service, config: RunConfig) -> None:
+async def _check_store(service: Service, folder: Path) -> None:
     """Raise `HistoryLostError` if a stream or the bucket went back behind messages that others refer to."""
     check = service.retrying("check that no stream went back")
-    await check(refuse_lost_ends, service.bus, service.run, folder=config.path)
+    await check(refuse_lost_ends, service.bus, service.run, folder=folder)
 
 
 class _Term:
@@ -162,9 +163,9 @@ def _is_term(snapshot: StateSnapshot) -> bool:
     return snapshot.stage == "governor"
 
 
-async def check_term(bus: Bus, config: RunConfig) -> None:
+async def check_term(bus: Bus, run: str, revision: str) -> None:
     """Raise `VersionError` if the governor would refuse the last term."""
-    await _read_term(bus, subjects.state(config.run, "governor", config.revision, "0"))
+    await _read_term(bus, subjects.state(run, "governor", revision, "0"))
 
 
 async def _read_term(bus: Bus, subject: str) -> tuple[StateSnapshot | None, int]:
@@ -175,23 +176,23 @@ async def _read_term(bus: Bus, subject: str) -> tuple[StateSnapshot | None, int]
 class _Follower:
     """Feeds the governor from the log."""
 
-    def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
+    def __init__(self, service: Service, settings: GovernorSettings, governor: Governor) -> None:
         self.service = service
         self.governor = governor
-        self.trainer = config.training.name
+        self.trainer = settings.trainer
         self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
-        self.store = config.store
+        self.store = settings.store
         self.left = LeftBehind(service, governor)
-        self.history = HistoryTrimmer(service, config, governor.budget, self.left.groups)
+        self.history = HistoryTrimmer(service, settings.history, governor.budget, self.left.groups)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
-        self.environments = list(config.environments)
+        self.environments = list(settings.environments)
         self.standings = EnvironmentStatuses()
         self.position = LedgerPosition()
         self.next_report = 1
         self.lost: dict[str, int] = {}  # bytes by stream that the server could not read when it started
-        self.ends = EndWatch(service.bus, service.run, config.path)
+        self.ends = EndWatch(service.bus, service.run, settings.folder)
         self.newest: StreamMark | None = None  # the newest rollout read
         self.peers = PeerAcknowledgements()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import CheckpointError, DamagedError, HistoryLostError, LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import (
@@ -20,6 +19,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     state_of,
 )
 from lachesis.pipeline.ledger.reader import find_position
+from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.runtime.stream_marks import recovery_hint
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
@@ -32,14 +32,14 @@ __all__ = ["check_evidence", "describe_known_checkpoint"]
 _NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if you like"
 
 
-async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None:
+async def check_evidence(bus: Bus, settings: LedgerSettings, *, is_empty: bool) -> None:
     """Raise `HistoryLostError` if the live trainer's ledger lacks entries that are named.
 
     `is_empty`: the ledger has no entry.
 
     Raises `DamagedError` if the record that would name them is damaged itself.
     """
-    run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
+    run, trainer, folder = settings.run, settings.trainer, settings.folder / CHECKPOINTS
     report = await _report(bus, run, trainer)
     named = [(f"the trainer's report of step {report.step}", _reported(report))] if report else []
     saved = _newest_checkpoint(folder)

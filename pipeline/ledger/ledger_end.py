@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.ledger.reader import check_rollouts, entry_before, follow_ledger, newest_entry, refuse_misfit
+from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.runtime.stream_marks import (
     MARKS_HEADER,
     StreamMarks,
@@ -34,15 +34,15 @@ class LedgerEnd(NamedTuple):
     marks: StreamMarks
 
 
-async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | None = None) -> LedgerEnd:
+async def read_ledger_end(bus: Bus, settings: LedgerSettings, *, patience_s: float | None = None) -> LedgerEnd:
     """Return where the live trainer's ledger ends.
 
     `patience_s`: as in `check_marks`. Raises `HistoryLostError` if the newest entry does not fit the streams, since the
     broker lost history, and `LedgerError` or `SchemaError` if the batcher cannot have written it.
     """
-    run, trainer = config.run, config.training.name
+    run, trainer = settings.run, settings.trainer
     entry, entry_seq, seq = await newest_entry(bus, run, trainer, newer="refuse")
-    await check_evidence(bus, config, is_empty=entry is None)
+    await check_evidence(bus, settings, is_empty=entry is None)
     if entry is None:
         return LedgerEnd(None, 0, seq, StreamMarks())
     before = await entry_before(bus, run, trainer, entry, entry_seq)
@@ -53,13 +53,13 @@ async def read_ledger_end(bus: Bus, config: RunConfig, *, patience_s: float | No
     return LedgerEnd(entry, entry_seq, seq, marks)
 
 
-async def check_whole_ledger(bus: Bus, config: RunConfig) -> None:
+async def check_whole_ledger(bus: Bus, settings: LedgerSettings) -> None:
     """Raise as `read_ledger_end` without patience.
 
     Raises `LedgerError`, too, if any entry does not follow the one before it.
     """
-    await read_ledger_end(bus, config, patience_s=0)
-    run, trainer = config.run, config.training.name
+    await read_ledger_end(bus, settings, patience_s=0)
+    run, trainer = settings.run, settings.trainer
     entries = follow_ledger(bus, run, trainer, LedgerPosition(), follow=False, refuse_misfits=True)
     async with aclosing(entries) as all_:
         async for _ in all_:

@@ -15,9 +15,9 @@ import anyio
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.reader import newest_entry
+from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.store_marks import (
     Contradiction,
@@ -71,29 +71,29 @@ _OUTPUTS: dict[str, tuple[str, str, Any]] = {
 """Stream, subject and type of the commits of each stateful stage."""
 
 
-async def refuse_rolled_back(bus: NatsBus, config: RunConfig) -> None:
+async def refuse_rolled_back(bus: NatsBus, settings: LedgerSettings) -> None:
     """Raise `HistoryLostError` if the streams of the run, or what was trimmed, do not fit.
 
     Raises `StartupError` if a recovery was cut off.
 
     A leader that was cut off may report an old state for some seconds: in a cluster the check is repeated for as long.
     """
-    if (config.path / RECOVERY_FILE).exists():
+    if (settings.folder / RECOVERY_FILE).exists():
         raise StartupError(
-            f"a recovery of run {config.run} was cut off: complete it with `lachesis runs recover {config.run}`"
+            f"a recovery of run {settings.run} was cut off: complete it with `lachesis runs recover {settings.run}`"
         )
-    until = anyio.current_time() + (BELIEVE_LOSS_S if config.streams.replicas > 1 else 0.0)
-    while found := await find_contradictions(bus, config, folder=config.path):
+    until = anyio.current_time() + (BELIEVE_LOSS_S if settings.replicas > 1 else 0.0)
+    while found := await find_contradictions(bus, settings, folder=settings.folder):
         if anyio.current_time() >= until:
-            raise HistoryLostError(f"{_describe(config.run, found)}. {recovery_hint(config.run)}")
+            raise HistoryLostError(f"{_describe(settings.run, found)}. {recovery_hint(settings.run)}")
         await anyio.sleep(ASK_AGAIN_S)
     with suppress(SchemaError, NotFoundError):  # another check reports that
-        record = await read_record(bus, config.run)
-        if (false := describe_false_trims(record, await trim_limits(bus, config, record))) is not None:
-            raise HistoryLostError(f"{false}. {recovery_hint(config.run)}")
+        record = await read_record(bus, settings.run)
+        if (false := describe_false_trims(record, await trim_limits(bus, settings, record))) is not None:
+            raise HistoryLostError(f"{false}. {recovery_hint(settings.run)}")
 
 
-async def trim_limits(bus: NatsBus, config: RunConfig, record: Retention) -> dict[str, int]:
+async def trim_limits(bus: NatsBus, settings: LedgerSettings, record: Retention) -> dict[str, int]:
     """Return, by stream, the sequence below which history can have been trimmed.
 
     No stream is trimmed beyond its end, or beyond its marks if it went back. No rollout is trimmed without an outcome,
@@ -102,7 +102,7 @@ async def trim_limits(bus: NatsBus, config: RunConfig, record: Retention) -> dic
     """
     last = {stream: (await bus.usage(stream)).last for stream in STREAMS}
     ends = dict(last)
-    for _, marks in await read_marks(bus, config.run, config.path):
+    for _, marks in await read_marks(bus, settings.run, settings.folder):
         for stream, mark in marks.ends.items():
             if stream in last and mark.seq <= last[stream] + MAX_LOST:
                 ends[stream] = max(ends[stream], mark.seq)
@@ -110,9 +110,9 @@ async def trim_limits(bus: NatsBus, config: RunConfig, record: Retention) -> dic
     if ends[LEDGER] > last[LEDGER] or record.lost.get(LEDGER):
         return limits
     watermarks = []
-    for subject in await bus.stored_subjects(LEDGER, [subjects.ledger(config.run, "*")]):
+    for subject in await bus.stored_subjects(LEDGER, [subjects.ledger(settings.run, "*")]):
         try:
-            entry, _, _ = await newest_entry(bus, config.run, subject.rpartition(".")[2], newer="skip")
+            entry, _, _ = await newest_entry(bus, settings.run, subject.rpartition(".")[2], newer="skip")
         except (LedgerError, DamagedError):
             return limits  # another check reports that
         watermarks.append(entry.watermark if entry is not None else 0)
@@ -141,17 +141,17 @@ def describe_false_trims(record: Retention, limits: Mapping[str, int]) -> str | 
     )
 
 
-async def describe_rollback(bus: NatsBus, config: RunConfig) -> str | None:
+async def describe_rollback(bus: NatsBus, settings: LedgerSettings) -> str | None:
     """Return how streams contradict the marks, or have holes, once the run has ended; None: they do not.
 
     `find_contradictions` looks at more. This reads no messages but those of a stream with very many holes.
     """
     try:
-        found = await find_rollbacks(bus, config.run, await read_marks(bus, config.run, config.path))
+        found = await find_rollbacks(bus, settings.run, await read_marks(bus, settings.run, settings.folder))
     except NotFoundError:
         return None  # a stream is not there, which is said elsewhere
-    found += await _holes(bus, config.run)
-    return f"{_describe(config.run, found)}. `lachesis runs recover {config.run}` says more" if found else None
+    found += await _holes(bus, settings.run)
+    return f"{_describe(settings.run, found)}. `lachesis runs recover {settings.run}` says more" if found else None
 
 
 def _describe(run: str, found: list[Contradiction]) -> str:
@@ -161,25 +161,25 @@ def _describe(run: str, found: list[Contradiction]) -> str:
     )
 
 
-async def find_contradictions(bus: NatsBus, config: RunConfig, *, folder: Path | None) -> list[Contradiction]:
+async def find_contradictions(bus: NatsBus, settings: LedgerSettings, *, folder: Path | None) -> list[Contradiction]:
     """Return the messages that are named elsewhere and that their stream lacks.
 
     `folder` is the run's, if it is on this machine.
     """
-    run = config.run
+    run = settings.run
     try:
         found = await find_rollbacks(bus, run, await read_marks(bus, run, folder))
         found += await find_lost_acknowledged(bus, run, folder) if folder is not None else []
     except NotFoundError:
         return []  # the run has no streams yet
-    for source, marks in await stage_marks(bus, config):
+    for source, marks in await stage_marks(bus, settings):
         for stream, mark in marks.items():
             problem = await contradiction(bus, run, stream, mark)
             if problem is not None:
                 found.append(Contradiction(stream, mark.seq, mark.stored_ns, source, problem))
     async for one in _lost_commits(bus, run):
         found.append(one)
-    found += await _lost_snapshots(bus, config)
+    found += await _lost_snapshots(bus, settings)
     return found + await _holes(bus, run)
 
 
@@ -218,13 +218,13 @@ async def _gaps(bus: NatsBus, stream: str, start: int) -> list[tuple[int, int]]:
     return [*found, (following, last)] if following <= last else found
 
 
-async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mapping[str, StreamMark]]]:
+async def stage_marks(bus: NatsBus, settings: LedgerSettings) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
-    run, found = config.run, list[tuple[str, Mapping[str, StreamMark]]]()
+    run, found = settings.run, list[tuple[str, Mapping[str, StreamMark]]]()
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # a replay of history checks its own
-        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
+        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{settings.revision}.*"]):
             env = subject.rpartition(".")[2]
             event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
             if event is not None and event.commit.read:
@@ -233,7 +233,7 @@ async def stage_marks(bus: NatsBus, config: RunConfig) -> list[tuple[str, Mappin
         if snapshot.read:
             found.append((f"the snapshot of the {snapshot.stage} on {subject}", snapshot.read))
     try:
-        entry, seq, _ = await newest_entry(bus, run, config.training.name, newer="skip")
+        entry, seq, _ = await newest_entry(bus, run, settings.trainer, newer="skip")
     except (LedgerError, DamagedError, NotFoundError):
         return found  # the ledger is broken; another check reports that
     if entry is not None:
@@ -289,17 +289,17 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
             )
 
 
-async def _lost_snapshots(bus: NatsBus, config: RunConfig) -> list[Contradiction]:
+async def _lost_snapshots(bus: NatsBus, settings: LedgerSettings) -> list[Contradiction]:
     """Return the commits that follow no snapshot and no commit: the snapshot of trimmed ones before is gone."""
-    run, firsts = config.run, dict[str, tuple[str, int]]()
+    run, firsts = settings.run, dict[str, tuple[str, int]]()
     left_out = await read_left_out(bus)
     for stage, (stream, kind, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # it is never trimmed
-        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{config.revision}.*"]):
+        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{settings.revision}.*"]):
             env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model)
             if index is not None:
-                firsts[subjects.state(run, stage, config.revision, env)] = f"the {stage} of {env}", index
+                firsts[subjects.state(run, stage, settings.revision, env)] = f"the {stage} of {env}", index
     kept = {subject: (one, seq, ns) async for one, subject, seq, ns in _snapshots(bus, run)}  # read last: they go on
     found = []
     for state, (writer, index) in firsts.items():

@@ -28,12 +28,12 @@ class EnvRewardSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalizerSettings:
-    """`lost_deadline_s`: seconds after which scores that join no rollout are given up; None: never.
+    """`lost_deadline_s`: seconds after which scores that join no rollout are given up.
 
     `promoted` returns the environments under a promotion. It raises `ConfigError` if the promotion does not fit the
     run's configuration.
     """
 
     environments: Mapping[str, EnvRewardSettings]
-    lost_deadline_s: float | None
+    lost_deadline_s: float
     promoted: Callable[[Promotion], Mapping[str, EnvRewardSettings]]

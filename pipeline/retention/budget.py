@@ -8,10 +8,10 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from lachesis.pipeline.bus.api import StreamUsage
-from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.retention.config import RetentionConfig
 from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["MEASURED_STREAMS", "MIN_BYTES_PER_TOKEN", "Budget", "ByteReservation", "StreamPressure"]
@@ -22,6 +22,21 @@ MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER, CALLS)
 """The streams that have a byte budget to measure."""
 _STALE_MEASUREMENT_S = 5.0
 """Age of the streams' figures, seconds, after which they are no longer trusted."""
+
+
+class ByteRules(Protocol):
+    """How much is reserved for a group, and how full a stream may be: a part of the section [flow]."""
+
+    @property
+    def close_at(self) -> float: ...
+    @property
+    def event_bytes_per_group(self) -> int: ...
+    @property
+    def event_bytes_per_sequence(self) -> int: ...
+    @property
+    def teacher_bytes_per_token(self) -> int: ...
+    @property
+    def retention(self) -> RetentionConfig: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class ByteReservation:
 
     @classmethod
     def of(
-        cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None, calls: int = 0
+        cls, config: ByteRules, *, sequences: int, bytes_: int = 0, tokens: int | None = None, calls: int = 0
     ) -> "ByteReservation":
         """Return the needs of a group: of `bytes_` if it is not stored yet, of `tokens` if it is stored.
 
@@ -63,7 +78,7 @@ class StreamPressure(NamedTuple):
 class Budget:
     """Call `promise` and `release` around everything that may still write, and `update` when new figures arrive."""
 
-    def __init__(self, config: FlowConfig) -> None:
+    def __init__(self, config: ByteRules) -> None:
         self._config = config
         self._promised = dict.fromkeys(ByteReservation().by_stream(), 0)
         self._usage: Mapping[str, StreamUsage] = {}

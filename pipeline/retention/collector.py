@@ -21,7 +21,6 @@ from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.calls.open_groups import OpenGroups
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.retention import retention_floor
@@ -38,6 +37,7 @@ from lachesis.pipeline.retention.garbage import (
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.retention.readers import Readers
 from lachesis.pipeline.retention.retention_floor import RetentionClaim
+from lachesis.pipeline.retention.settings import HistorySettings
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -84,9 +84,9 @@ class GcPlan:
 class GarbageCollector:
     """Call `plan`, then `collect` with the plan."""
 
-    def __init__(self, bus: NatsBus, config: RunConfig) -> None:
+    def __init__(self, bus: NatsBus, settings: HistorySettings) -> None:
         self._bus = bus
-        self._config = config
+        self._settings = settings
         self._gone: list[str] = []
 
     async def plan(self, limits: GcLimits) -> GcPlan:
@@ -95,17 +95,17 @@ class GarbageCollector:
         Raises `NotFoundError` if a named revision or trainer is unknown, `ConfigError` if it is needed, `SchemaError`
         if a record that limits the deletion cannot be read.
         """
-        config = self._config
+        settings = self._settings
         self._gone = await self._gone_environments()
         now_ns = await self._bus.server_time_ns()
         born = None if limits.older_than_s is None else now_ns - int(limits.older_than_s * 1e9)
-        holds = (await read_record(self._bus, config.run)).standing(now_ns)
+        holds = (await read_record(self._bus, settings.run)).standing(now_ns)
         claimed = [*await self._service_claims(), *retention_floor.hold_claims(holds)]
         found = GcPlan()
-        ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
+        ledger = subjects.ledger(settings.run, settings.trainer) if limits.ledger else None
         claimed += await self._conversation_claims(born)
         for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER, CALLS):
-            names = collectable(stream, config.run, config.revision, [*config.environments, *self._gone], ledger)
+            names = collectable(stream, settings.run, settings.revision, self._environments(), ledger)
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
@@ -119,7 +119,7 @@ class GarbageCollector:
         self._check_known("offline trainer", limits.trainers, [one.name for one in found.trainers])
         for one in found.revisions:
             if one.name in limits.revisions and one.held is not None:
-                raise ConfigError(f"revision {one.name} of run {config.run} is kept for {one.held}: end that first")
+                raise ConfigError(f"revision {one.name} of run {settings.run} is kept for {one.held}: end that first")
         size = sum(one.bytes for one in found.revisions)
         found.totals[REPLAY] = (sum(one.messages for one in found.revisions), size)
         excess = 0 if limits.keep_bytes is None else max(0, size - limits.keep_bytes)
@@ -142,20 +142,20 @@ class GarbageCollector:
         missing = sorted(set(named) - set(known))
         if missing:
             raise NotFoundError(
-                f"run {self._config.run} has no {what} {missing[0]!r} to delete; there are "
+                f"run {self._settings.run} has no {what} {missing[0]!r} to delete; there are "
                 f"{', '.join(sorted(known)) or 'none'}"
             )
 
     def _check_idle(self, trainer: OfflineTrainer) -> None:
         if trainer.works:
-            raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
+            raise ConfigError(f"trainer {trainer.name} of run {self._settings.run} is at work: stop it first")
 
     async def delete_trainer(self, name: str) -> None:
         """Delete the ledger of an offline trainer, and the record that defines the trainer.
 
         Raises `ConfigError` if it is at work.
         """
-        run = self._config.run
+        run = self._settings.run
         holds = (await read_record(self._bus, run)).standing(await self._bus.server_time_ns())
         for trainer in await self._trainers(holds.values()):
             if trainer.name == name:
@@ -165,7 +165,7 @@ class GarbageCollector:
 
     async def delete_revision(self, name: str) -> None:
         """Delete a whole revision. Raises `ConfigError` if a process works on it."""
-        run = self._config.run
+        run = self._settings.run
         now_ns = await self._bus.server_time_ns()
         holds = (await read_record(self._bus, run)).standing(now_ns)
         trainers = await self._trainers(holds.values())
@@ -179,39 +179,42 @@ class GarbageCollector:
 
     async def _gone_environments(self) -> list[str]:
         """Return the environments that the run no longer has, and that have stored messages, which readers need."""
-        run, revision = self._config.run, self._config.revision
+        run, revision = self._settings.run, self._settings.revision
         stored = await self._bus.stored_subjects(ROLLOUTS, [subjects.rollout(run)])
         stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
-        gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._config.environments)
+        gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._settings.readers.environments)
         return [name for name in sorted(gone) if _is_environment(name)]
+
+    def _environments(self) -> list[str]:
+        """Return the environments with a history, those that the run no longer has included."""
+        return [*self._settings.readers.environments, *self._gone]
 
     async def _conversation_claims(self, born_before_ns: int | None) -> list[RetentionClaim]:
         """Return the claims of conversations under way; one whose last call is older than asked for has none."""
         groups = OpenGroups(lambda env, lease: True)
-        async with self._bus.read(CALLS, [subjects.call(self._config.run)], headers_only=True, follow=False) as calls:
+        async with self._bus.read(CALLS, [subjects.call(self._settings.run)], headers_only=True, follow=False) as calls:
             async for call in calls:
                 groups.apply_message(call)
         if born_before_ns is not None:
             groups.drop_older(born_before_ns)
         return [
-            RetentionClaim(CALLS, subjects.call(self._config.run, env), groups.lowest(env), "conversations under way")
+            RetentionClaim(CALLS, subjects.call(self._settings.run, env), groups.lowest(env), "conversations under way")
             for env in groups.environments()
         ]
 
     async def _service_claims(self) -> list[RetentionClaim]:
         """Return the claims of the services, for every trainer that has a ledger here."""
-        config, found = self._config, list[RetentionClaim]()
-        prefix = subjects.ledger(config.run, "")
+        found = list[RetentionClaim]()
+        prefix = subjects.ledger(self._settings.run, "")
         stored = await self._bus.stored_subjects(LEDGER, [f"{prefix}*"])
-        trainers = dict.fromkeys([config.training.name, *(subject.removeprefix(prefix) for subject in stored)])
+        trainers = dict.fromkeys([self._settings.trainer, *(subject.removeprefix(prefix) for subject in stored)])
         for trainer in trainers:
-            training = msgspec.structs.replace(config.training, name=trainer)
-            found += await self._claims_of(msgspec.structs.replace(config, training=training))
+            found += await self._claims_of(trainer)
         return found
 
-    async def _claims_of(self, config: RunConfig) -> list[RetentionClaim]:
-        run, trainer, bus = config.run, config.training.name, self._bus
-        readers = Readers(Service(bus, "gc", run, config.revision), config, self._gone)
+    async def _claims_of(self, trainer: str) -> list[RetentionClaim]:
+        run, revision, bus = self._settings.run, self._settings.revision, self._bus
+        readers = Readers(Service(bus, "gc", run, revision), self._settings.readers, self._gone)
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         left_out = await read_left_out(bus)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
@@ -234,8 +237,7 @@ class GarbageCollector:
         if await bus.last(LEDGER, subjects.offline_trainer(run, trainer)) is not None:  # no batcher writes it
             batches = f"trainer {trainer}, for its batches"
             return [*on_ledger, *(RetentionClaim(stream, ">", seq, batches) for stream, seq in facts.batched.items())]
-        environments = [*config.environments, *self._gone]
-        return [*retention_floor.claims(facts, run, config.revision, environments), *on_ledger]
+        return [*retention_floor.claims(facts, run, revision, self._environments()), *on_ledger]
 
     async def _entry_before(self, run: str, trainer: str, position: int) -> int:
         """Return the sequence of the last entry that a trainer at `position` knows; 1 if it knows none."""
@@ -256,7 +258,7 @@ class GarbageCollector:
     async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[StoredHeader]:
         """Yield the messages stored on `names`, in order; a large message includes its chunks, which come before it."""
         kind = next((kind for kind, owner in subjects.BLOB_KINDS.items() if owner == stream), None)
-        blobs = [subjects.blob(kind, self._config.run)] if kind else []
+        blobs = [subjects.blob(kind, self._settings.run)] if kind else []
         chunks: dict[str, int] = {}
         filters = list(dict.fromkeys([*names, *blobs]))
         async with self._bus.read(stream, filters, headers_only=True, follow=False) as messages:
@@ -295,7 +297,7 @@ class GarbageCollector:
     ) -> tuple[tuple[int, int], GcDecision]:
         """Return the number of messages and bytes on `names`, and which of them are deleted."""
         messages, size, lasts = await self._measure(stream, names)
-        least_s = self._config.flow.retention.min_age_s
+        least_s = self._settings.retention.min_age_s
         decider = GcDecider(
             stream,
             claims,
@@ -325,11 +327,11 @@ class GarbageCollector:
             # the owner of a lapsed hold learns of it, as it does from the governor
             return old.replace(holds=holds, trimmed={**old.trimmed, stream: reached})
 
-        await update_record(self._bus, self._config.run, update)
+        await update_record(self._bus, self._settings.run, update)
         return agreed
 
     async def _revisions(self, holds: Collection[Hold], trainers: Collection[OfflineTrainer]) -> list[StoredRevision]:
-        run, found = self._config.run, dict[str, StoredRevision]()
+        run, found = self._settings.run, dict[str, StoredRevision]()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
             async for header in headers:
@@ -343,13 +345,13 @@ class GarbageCollector:
         return sorted(found.values(), key=lambda one: one.newest_ns)
 
     def _worker(self, name: str, holds: Collection[Hold]) -> str | None:
-        if name == self._config.revision:
+        if name == self._settings.revision:
             return "the live run, whose revision it is"
         return _user(name, holds)
 
     async def _trainers(self, holds: Collection[Hold]) -> list[OfflineTrainer]:
         """Return the offline trainers, without measuring their size."""
-        bus, run, found = self._bus, self._config.run, list[OfflineTrainer]()
+        bus, run, found = self._bus, self._settings.run, list[OfflineTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.offline_trainer(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
             past, _, _ = await read_last_event(bus, LEDGER, subject, OfflineTrainerRecord, lambda one: one.run == run)
@@ -362,12 +364,12 @@ class GarbageCollector:
         return found
 
     async def _measured(self, trainer: OfflineTrainer) -> OfflineTrainer:
-        messages, size, _ = await self._measure(LEDGER, _of_trainer(self._config.run, trainer.name))
+        messages, size, _ = await self._measure(LEDGER, _of_trainer(self._settings.run, trainer.name))
         return trainer._replace(messages=messages, bytes=size)
 
     async def check_unread(self) -> None:
         """Raise `ConfigError` if any of the run's history is held."""
-        run = self._config.run
+        run = self._settings.run
         now_ns = await self._bus.server_time_ns()
         held = (await read_record(self._bus, run)).standing(now_ns)
         if held:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.retention_floor import (
@@ -16,6 +15,7 @@ from lachesis.pipeline.retention.retention_floor import (
     StageProgress,
     UntrainedReferences,
 )
+from lachesis.pipeline.retention.settings import ReaderSettings
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, SentAlerts
@@ -34,21 +34,18 @@ E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
 class Readers:
     """Feed it the ledger's entries and, through `untrained`, the trainer's reports."""
 
-    def __init__(self, service: Service, config: RunConfig, gone: Iterable[str] = ()) -> None:
+    def __init__(self, service: Service, settings: ReaderSettings, gone: Iterable[str] = ()) -> None:
         """`gone`: environments that the run no longer has, whose history its services still read."""
         self.untrained = UntrainedReferences()
         self._bus = service.bus
         self._run = service.run
         self._revision = service.revision
-        is_foreign = {env: settings.is_foreign for env, settings in config.environments.items()}
-        is_foreign |= dict.fromkeys(gone, True)  # nothing draws their tasks here
-        self._environments = list(is_foreign)
-        self._learned = [
-            env for env, foreign in is_foreign.items() if config.curriculum.missing_of_pool(is_foreign=foreign) is None
-        ]
-        self._has_teacher = config.teacher.enabled
-        self._has_health = config.health.enabled
-        self._has_webhook = config.health.webhook_file is not None
+        gone = list(gone)
+        self._environments = [*settings.environments, *gone]
+        self._learned = [*settings.learned, *(gone if settings.learns_names else ())]  # nothing draws their tasks here
+        self._has_teacher = settings.has_teacher
+        self._has_health = settings.has_health
+        self._has_webhook = settings.has_webhook
         self._watermark = 0
         self._events_cursor = 0
         self._logprobs = 1

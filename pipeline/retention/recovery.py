@@ -13,13 +13,13 @@ import msgspec
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.retention.recovery_plan import copied_ends
 from lachesis.pipeline.retention.recovery_record import RECOVERIES, RecoveryPlan, StreamLoss, add_to_record
+from lachesis.pipeline.retention.settings import RecoverySettings
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import SchemaError
@@ -46,12 +46,12 @@ def read_unfinished(folder: Path) -> RecoveryPlan | None:
         raise StartupError(f"{file} cannot be read, and says what a recovery was doing: {error}") from error
 
 
-async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Path:
+async def apply_plan(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan) -> Path:
     """Carry out a plan, or the rest of it, and return the file that records it."""
-    folder = config.path
+    folder = settings.folder
     _write(folder, plan)
     if plan.ends and not plan.has_new_copies:
-        plan = await _renew_copies(bus, config, plan)
+        plan = await _renew_copies(bus, settings, plan)
     filled = [await _fill(bus, plan, loss) for loss in plan.losses]
     if filled != plan.losses:
         plan = msgspec.structs.replace(plan, losses=filled)
@@ -62,10 +62,10 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     await update_record(bus, plan.run, lambda old: add_to_record(old, plan))
     if plan.rescore_from is not None:
         there = await bus.consumer_names(ROLLOUTS)  # without the stream the server does not answer
-        for durable in (subjects.durable(stage, plan.run, config.revision) for stage in _RESCORED):
+        for durable in (subjects.durable(stage, plan.run, settings.revision) for stage in _RESCORED):
             if durable in there:
                 await bus.rewind(ROLLOUTS, durable, plan.rescore_from)
-    await _set_training_back(bus, config, plan)
+    await _set_training_back(bus, settings, plan)
     marks = await MarkWriter.open(bus, plan.run, folder)
     await marks.write(None, now=True)
     replace_file(folder / MARKS_FILE, msgspec.json.encode(marks.newest))
@@ -74,7 +74,7 @@ async def apply_plan(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> Pat
     (folder / RECOVERY_FILE).rename(done)
     fsync(folder / RECOVERIES)
     fsync(folder)
-    left = await find_contradictions(bus, config, folder=folder)
+    left = await find_contradictions(bus, settings, folder=folder)
     if left:  # more was lost meanwhile, or this plan was not enough
         raise StartupError(
             f"the recovery of run {plan.run} is not complete: {describe_contradictions(left)}. Repeat it; if it says "
@@ -87,32 +87,32 @@ def _write(folder: Path, plan: RecoveryPlan) -> None:
     replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
 
 
-async def _renew_copies(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> RecoveryPlan:
+async def _renew_copies(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan) -> RecoveryPlan:
     """Make each stream's copies again from the leader's: a copy could bring back what the leader lost.
 
     That deletes the other copies. So before each it is compared whether the copy that the plan was made for still
     leads: another one, shorter or not, may have lost nothing. Raises `StartupError` if it does not.
     """
-    folder, replicas = config.path, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
+    folder, replicas = settings.folder, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
     renewed: list[str] = []
     for stream in plan.ends:
-        await _refuse_moved(bus, config, plan, renewed)
-        await bus.renew_copies(stream, max(config.streams.replicas, replicas.get(stream, 1)))
+        await _refuse_moved(bus, settings, plan, renewed)
+        await bus.renew_copies(stream, max(settings.replicas, replicas.get(stream, 1)))
         renewed.append(stream)
-    await _refuse_moved(bus, config, plan, renewed)
+    await _refuse_moved(bus, settings, plan, renewed)
     plan = msgspec.structs.replace(plan, has_new_copies=True)
     _write(folder, plan)
     return plan
 
 
-async def _refuse_moved(bus: NatsBus, config: RunConfig, plan: RecoveryPlan, renewed: list[str]) -> None:
+async def _refuse_moved(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan, renewed: list[str]) -> None:
     """Raise `StartupError`, and give the plan up, if another copy of a stream leads. `renewed`: those made again."""
-    now = await copied_ends(bus, config)
+    now = await copied_ends(bus, settings)
     moved = [name for name in plan.ends if name != BUCKET and name in now and not _is_as_planned(plan, name, now)]
     if not moved:
         return
-    (config.path / RECOVERY_FILE).unlink()
-    fsync(config.path)
+    (settings.folder / RECOVERY_FILE).unlink()
+    fsync(settings.folder)
     changed = f" but that all copies of {', '.join(renewed)} are the same again" if renewed else ""
     raise StartupError(
         f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
@@ -169,14 +169,14 @@ async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
     await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)
 
 
-async def _set_training_back(bus: NatsBus, config: RunConfig, plan: RecoveryPlan) -> None:
+async def _set_training_back(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan) -> None:
     if plan.report is not None:
-        await bus.delete_all(LEDGER, [subjects.state(plan.run, "trainer", subjects.LIVE, config.training.name)])
+        await bus.delete_all(LEDGER, [subjects.state(plan.run, "trainer", subjects.LIVE, settings.trainer)])
     if plan.policy is not None:
         await bus.delete_all(BUCKET, [subjects.value_subject(plan.run, keys.POLICY)])
     if plan.checkpoint is None:
         return
-    folder = config.path / CHECKPOINTS
+    folder = settings.folder / CHECKPOINTS
     if plan.checkpoint.name is not None:
         write_pointer(folder, POINTER, plan.checkpoint.name)
     elif folder.is_dir():

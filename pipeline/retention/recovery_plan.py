@@ -19,7 +19,6 @@ from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.audit import settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -28,6 +27,7 @@ from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks, trim_limits, without_false_trims
 from lachesis.pipeline.retention.recovery_record import CheckpointChange, RecoveryPlan, StreamLoss, complete_record
+from lachesis.pipeline.retention.settings import RecoverySettings
 from lachesis.pipeline.runtime.retention_record import decode_record, read_record, reading_instead
 from lachesis.pipeline.runtime.store_marks import Contradiction, read_marks
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST
@@ -57,7 +57,7 @@ class UnusableState(NamedTuple):
 
 async def make_plan(
     bus: NatsBus,
-    config: RunConfig,
+    settings: RecoverySettings,
     name: str,
     unusable: UnusableState = UnusableState(),  # noqa: B008 - immutable
 ) -> RecoveryPlan | None:
@@ -65,24 +65,26 @@ async def make_plan(
 
     Raises `StartupError` if the run cannot go on.
     """
-    record, lacks = await _whole_record(bus, config, unusable)
+    record, lacks = await _whole_record(bus, settings, unusable)
     if lacks is not None:
         unusable = unusable._replace(problems=[*unusable.problems, lacks])
     with leaving_out(unusable.left_out), leaving_out(record.left_out), reading_instead(record):
-        return await _make_plan(bus, config, name, unusable, record if lacks is not None else None)
+        return await _make_plan(bus, settings, name, unusable, record if lacks is not None else None)
 
 
-async def _whole_record(bus: NatsBus, config: RunConfig, unusable: UnusableState) -> tuple[Retention, str | None]:
+async def _whole_record(
+    bus: NatsBus, settings: RecoverySettings, unusable: UnusableState
+) -> tuple[Retention, str | None]:
     """Return the retention record with all that is known of it, and what the stored one lacks, in words."""
-    run, entry = config.run, await bus.value(keys.RETENTION)
+    run, entry = settings.run, await bus.value(keys.RETENTION)
     stored = None
     if entry is not None and keys.RETENTION not in unusable.keys:
         try:
             stored = decode_record(entry, run)
         except SchemaError as error:
             raise StartupError(str(error)) from error
-    record = await anyio.to_thread.run_sync(complete_record, stored, run, config.path)
-    limits = await trim_limits(bus, config, record)  # a copy in the folder may repeat what was false in the key
+    record = await anyio.to_thread.run_sync(complete_record, stored, run, settings.folder)
+    limits = await trim_limits(bus, settings, record)  # a copy in the folder may repeat what was false in the key
     record = record.replace(trimmed=without_false_trims(record.trimmed, limits))
     empty = Retention(run=run)
     if record == (stored or empty).with_lists_of(empty):
@@ -92,20 +94,22 @@ async def _whole_record(bus: NatsBus, config: RunConfig, unusable: UnusableState
 
 
 async def _make_plan(
-    bus: NatsBus, config: RunConfig, name: str, unusable: UnusableState, record: Retention | None
+    bus: NatsBus, settings: RecoverySettings, name: str, unusable: UnusableState, record: Retention | None
 ) -> RecoveryPlan | None:
-    found = await find_contradictions(bus, config, folder=config.path)
+    found = await find_contradictions(bus, settings, folder=settings.folder)
     losses = await _losses(bus, found)
-    known = [one.marks.trimmed for one in await read_marks(bus, config.run, config.path)]
-    trimmed = dict((await read_record(bus, config.run)).trimmed)
+    known = [one.marks.trimmed for one in await read_marks(bus, settings.run, settings.folder)]
+    trimmed = dict((await read_record(bus, settings.run)).trimmed)
     for stream, below in ((stream, below) for marks in known for stream, below in marks.items()):
         trimmed[stream] = max(below, trimmed.get(stream, 1))
-    trimmed = without_false_trims(trimmed, await trim_limits(bus, config, await read_record(bus, config.run)))
+    trimmed = without_false_trims(trimmed, await trim_limits(bus, settings, await read_record(bus, settings.run)))
     try:
-        entry, _, _ = await newest_entry(bus, config.run, config.training.name)
-        change, report, policy, faults = await _training(bus, config, entry, trimmed, is_here=unusable.from_first_model)
+        entry, _, _ = await newest_entry(bus, settings.run, settings.trainer)
+        change, report, policy, faults = await _training(
+            bus, settings, entry, trimmed, is_here=unusable.from_first_model
+        )
     except DamagedError as error:
-        raise StartupError(f"run {config.run} cannot go on, its ledger is damaged itself: {error}") from error
+        raise StartupError(f"run {settings.run} cannot go on, its ledger is damaged itself: {error}") from error
     problems = [*dict.fromkeys(map(str, found)), *faults, *unusable.problems]
     if (change is not None or report is not None) and not faults:
         problems.append("the newest checkpoint, the trainer's last report and the ledger do not fit each other")
@@ -114,36 +118,38 @@ async def _make_plan(
     if not problems:
         return None
     rollouts = [loss for loss in losses if loss.stream == ROLLOUTS]
-    groups, settled = await _names(bus, config, rollouts) if rollouts else ({}, 0)
-    copied = await copied_ends(bus, config) if losses else {}
+    groups, settled = await _names(bus, settings, rollouts) if rollouts else ({}, 0)
+    copied = await copied_ends(bus, settings) if losses else {}
     return RecoveryPlan(
-        run=config.run,
+        run=settings.run,
         id=name,
         problems=problems,
         losses=losses,
         bucket_went_back=any(one.stream == BUCKET for one in found),
         groups=groups,
         settled=settled,
-        copies=[one.seq for loss in rollouts async for one in _rollouts(bus, config.run, loss)],
-        rescore_from=await _unscored_from(bus, config, entry) if any(one.stream == EVENTS for one in losses) else None,
+        copies=[one.seq for loss in rollouts async for one in _rollouts(bus, settings.run, loss)],
+        rescore_from=await _unscored_from(bus, settings, entry)
+        if any(one.stream == EVENTS for one in losses)
+        else None,
         checkpoint=change,
         report=report,
         policy=policy,
         trimmed=trimmed,
-        reports=await _reports_read(bus, config) if report is not None else [],
+        reports=await _reports_read(bus, settings) if report is not None else [],
         ends={stream: one.last for stream, one in copied.items()},
         ended_ns={stream: one.last_ns for stream, one in copied.items()},
         left_out={stream: sorted(seqs) for stream, seqs in unusable.left_out.items()},
         keys=dict(unusable.keys),
-        elsewhere=None if unusable.from_first_model else await _elsewhere(bus, config),
+        elsewhere=None if unusable.from_first_model else await _elsewhere(bus, settings),
         earlier=record,
     )
 
 
-async def copied_ends(bus: NatsBus, config: RunConfig) -> dict[str, StreamUsage]:
+async def copied_ends(bus: NatsBus, settings: RecoverySettings) -> dict[str, StreamUsage]:
     """Return the ends of the streams and the bucket that have, or should have, copies in a cluster."""
     found = {kind_of(one.name): one for one in await bus.describe_streams()}
-    return {stream: one.usage for stream, one in found.items() if max(one.replicas, config.streams.replicas) > 1}
+    return {stream: one.usage for stream, one in found.items() if max(one.replicas, settings.replicas) > 1}
 
 
 async def _losses(bus: NatsBus, found: list[Contradiction]) -> list[StreamLoss]:
@@ -218,7 +224,7 @@ async def _rollouts(bus: NatsBus, run: str, loss: StreamLoss) -> AsyncIterator[S
             yield message
 
 
-async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
+async def _names(bus: NatsBus, settings: RecoverySettings, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
     """Return the lost rollouts that scores, rewards and the ledger name, by sequence, and how many had an outcome."""
     found: dict[int, str] = {}
     start = max(1, (await bus.usage(EVENTS)).last - _MAX_EVENTS_READ)
@@ -227,23 +233,23 @@ async def _names(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> t
         ("reward", RewardEvent),
     )
     for kind, model in kinds:
-        subject = f"rl.{kind}.{config.run}.{config.revision}.*"
+        subject = f"rl.{kind}.{settings.run}.{settings.revision}.*"
         async with bus.read(EVENTS, [subject], start=start, follow=False) as messages:
             async for message in messages:
                 with suppress(SchemaError):
                     event = decode(model, message.data)
                     found |= {one.seq: one.group for one in event.groups if _is_in(losses, one.seq)}
-    named, settled = await _settled(bus, config, losses)
+    named, settled = await _settled(bus, settings, losses)
     return dict(sorted({**found, **named}.items())), settled
 
 
-async def _settled(bus: NatsBus, config: RunConfig, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
+async def _settled(bus: NatsBus, settings: RecoverySettings, losses: list[StreamLoss]) -> tuple[dict[int, str], int]:
     """Return the lost rollouts that the ledger names, by sequence, and how many it has given their outcome."""
     named: dict[int, str] = {}
     seqs: set[int] = set()
     watermark = 0
     with suppress(LedgerError):  # a ledger that is broken itself names those before that
-        async for entry in follow_ledger(bus, config.run, config.training.name, LedgerPosition(), follow=False):
+        async for entry in follow_ledger(bus, settings.run, settings.trainer, LedgerPosition(), follow=False):
             watermark = entry.watermark
             seqs.update(seq for seq in settled_rollouts(entry) if _is_in(losses, seq))
             refs = [(ref.seq, ref.group) for ref in entry.batch.groups] if entry.batch else []
@@ -257,13 +263,13 @@ def _is_in(losses: list[StreamLoss], seq: int) -> bool:
     return any(loss.first <= seq <= loss.last for loss in losses)
 
 
-async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | None) -> int:
+async def _unscored_from(bus: NatsBus, settings: RecoverySettings, entry: LedgerEntry | None) -> int:
     """Return the lowest sequence of ROLLOUTS with a score that the batcher or a normalizer may still need."""
     needed = [entry.watermark + 1 if entry is not None else 1]
-    for env in config.environments:
-        subject = subjects.event("reward", config.run, config.revision, env)
+    for env in settings.environments:
+        subject = subjects.event("reward", settings.run, settings.revision, env)
         event, _, _ = await read_last_event(bus, EVENTS, subject, RewardEvent, lambda _: True, newer="skip")
-        state = subjects.state(config.run, "normalizer", config.revision, env)
+        state = subjects.state(settings.run, "normalizer", settings.revision, env)
         saved, _, _ = await read_last_event(
             bus, LEDGER, state, StateSnapshot, lambda one: one.stage == "normalizer", newer="skip"
         )
@@ -276,23 +282,23 @@ async def _unscored_from(bus: NatsBus, config: RunConfig, entry: LedgerEntry | N
 
 
 async def _training(
-    bus: NatsBus, config: RunConfig, entry: LedgerEntry | None, trimmed: dict[str, int], *, is_here: bool
+    bus: NatsBus, settings: RecoverySettings, entry: LedgerEntry | None, trimmed: dict[str, int], *, is_here: bool
 ) -> tuple[CheckpointChange | None, TrainReport | None, PolicyRecord | None, list[str]]:
     """Return the checkpoint to go back to, if any, the report and the policy to delete, and damaged checkpoints.
 
     `is_here`: the trainer has no checkpoints elsewhere, whatever its report says. Each damaged checkpoint comes with
     what is wrong with it.
     """
-    run, trainer, folder = config.run, config.training.name, config.path / CHECKPOINTS
+    run, trainer, folder = settings.run, settings.trainer, settings.folder / CHECKPOINTS
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == run)
-    if config.mode != "train" or not (is_here or _is_ours(config, folder, report)):
+    if not settings.trains or not (is_here or _is_ours(settings, folder, report)):
         return None, None, None, []
     try:
         path = latest_checkpoint(folder)
     except CheckpointError:
         path = None
-    chosen, faults = await _known_checkpoint(bus, config, path)
+    chosen, faults = await _known_checkpoint(bus, settings, path)
     name, state = (chosen[0].name, chosen[1]) if chosen is not None else (None, None)
     step = state.step if state is not None else 0
     stale = report is not None and (
@@ -304,17 +310,17 @@ async def _training(
         steps = [one.step for one in (report,) if one is not None]
         steps += [one.step for _, one in known_checkpoints(folder) if path is not None]
         change = CheckpointChange(from_step=max([step, *steps]), step=step, name=name, previous=previous)
-        await _check_payloads(bus, config, state, trimmed)
+        await _check_payloads(bus, settings, state, trimmed)
     policy = await _policy(bus)
     if policy is not None and (entry is not None or not policy.policy_version.step):
         policy = None
     return change, report if stale else None, policy, faults
 
 
-async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
+async def _reports_read(bus: NatsBus, settings: RecoverySettings) -> list[int]:
     """Return the sequences of trainer reports that are the newest LEDGER message that some stage read."""
-    subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    named = {marks[LEDGER].seq for _, marks in await stage_marks(bus, config) if LEDGER in marks}
+    subject = subjects.state(settings.run, "trainer", subjects.LIVE, settings.trainer)
+    named = {marks[LEDGER].seq for _, marks in await stage_marks(bus, settings) if LEDGER in marks}
     found = []
     for seq in sorted(named):
         with suppress(NotFoundError):
@@ -323,33 +329,33 @@ async def _reports_read(bus: NatsBus, config: RunConfig) -> list[int]:
     return found
 
 
-async def _elsewhere(bus: NatsBus, config: RunConfig) -> str | None:
+async def _elsewhere(bus: NatsBus, settings: RecoverySettings) -> str | None:
     """Return the checkpoint that the trainer reported last, if the trainer does not keep its checkpoints here."""
-    subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == config.run)
-    if config.mode != "train" or report is None or _is_ours(config, config.path / CHECKPOINTS, report):
+    subject = subjects.state(settings.run, "trainer", subjects.LIVE, settings.trainer)
+    report, _, _ = await read_last_event(bus, LEDGER, subject, TrainReport, lambda one: one.run == settings.run)
+    if not settings.trains or report is None or _is_ours(settings, settings.folder / CHECKPOINTS, report):
         return None
     return f"{report.checkpoint}, of step {report.step}"
 
 
-def _is_ours(config: RunConfig, folder: Path, report: TrainReport | None) -> bool:
+def _is_ours(settings: RecoverySettings, folder: Path, report: TrainReport | None) -> bool:
     """Whether the trainer keeps its checkpoints in the run's folder on this machine."""
-    here = folder.is_dir() or config.nats is None
+    here = folder.is_dir() or settings.has_own_server
     return here and (report is None or Path(report.checkpoint).parent.name == CHECKPOINTS)
 
 
 async def _known_checkpoint(
-    bus: NatsBus, config: RunConfig, path: Path | None
+    bus: NatsBus, settings: RecoverySettings, path: Path | None
 ) -> tuple[tuple[Path, TrainerState] | None, list[str]]:
     """Return the newest whole checkpoint of the run's ledger, and what is wrong with those tried before it.
 
     The checkpoint at `path` is tried first.
     """
     faults: list[str] = []
-    candidates = known_checkpoints(config.path / CHECKPOINTS)
+    candidates = known_checkpoints(settings.folder / CHECKPOINTS)
     for found, state in sorted(candidates, key=lambda one: one[0] != path):
         try:
-            await find_position(bus, config.run, config.training.name, state.position)
+            await find_position(bus, settings.run, settings.trainer, state.position)
         except DamagedError:
             raise
         except LedgerError:
@@ -363,14 +369,16 @@ async def _known_checkpoint(
     return None, faults
 
 
-async def _check_payloads(bus: NatsBus, config: RunConfig, state: TrainerState | None, trimmed: dict[str, int]) -> None:
+async def _check_payloads(
+    bus: NatsBus, settings: RecoverySettings, state: TrainerState | None, trimmed: dict[str, int]
+) -> None:
     """Raise `StartupError` if rollouts that have to be trained on again were trimmed."""
     position = state.position if state is not None else LedgerPosition()
     below = trimmed.get(ROLLOUTS, 1)
-    async for entry in follow_ledger(bus, config.run, config.training.name, position, follow=False):
+    async for entry in follow_ledger(bus, settings.run, settings.trainer, position, follow=False):
         if entry.batch is not None and (lowest := min(ref.seq for ref in entry.batch.groups)) < below:
             raise StartupError(
-                f"run {config.run} cannot go on: its newest checkpoint that the ledger knows is of step "
+                f"run {settings.run} cannot go on: its newest checkpoint that the ledger knows is of step "
                 f"{state.step if state is not None else 0}, but batch {entry.batch.number} after it needs rollout "
                 f"{lowest}, and history was trimmed below {below}. Restore the store and the folder from a backup, or "
                 "start a new run, and set its `model` to a checkpoint of this one"

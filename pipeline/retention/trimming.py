@@ -16,13 +16,13 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.calls.open_groups import OpenGroups
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.budget import Budget
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.pipeline.retention.readers import Readers
 from lachesis.pipeline.retention.retention_floor import RetentionClaim
+from lachesis.pipeline.retention.settings import HistorySettings
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import SchemaError
@@ -42,12 +42,12 @@ _MAX_NAMED_HOLDERS = 4
 class HistoryTrimmer:
     """Feed its `readers` with the ledger, and call `run` in a task of its own."""
 
-    def __init__(self, service: Service, config: RunConfig, budget: Budget, conversations: OpenGroups) -> None:
-        self.readers = Readers(service, config)
+    def __init__(self, service: Service, settings: HistorySettings, budget: Budget, conversations: OpenGroups) -> None:
+        self.readers = Readers(service, settings.readers)
         self.metrics: dict[str, float] = {}
         self._service = service
         self._bus = service.bus
-        self._config = config
+        self._settings = settings
         self._budget = budget
         self._conversations = conversations
         self._done: dict[str, int] = {}  # by subject: the sequence below which it is trimmed
@@ -82,7 +82,7 @@ class HistoryTrimmer:
     async def _tidy(self) -> None:
         """Delete replaced states, since a start reads only the last, and chunks that never got a head."""
         now = time.monotonic()
-        run, orphans_s = self._service.run, self._config.flow.retention.orphans_after_s
+        run, orphans_s = self._service.run, self._settings.retention.orphans_after_s
         if now - self._states_s >= _STATES_S:
             replaced = [subjects.state(run, stage, "*", "*") for stage in _STAGES_WITH_STATE]
             await self._bus.trim(LEDGER, replaced, before=(await self._bus.usage(LEDGER)).last)
@@ -107,7 +107,7 @@ class HistoryTrimmer:
         If the stream is too full all the same, conversations are given up: those left behind first, the oldest before
         the others. One that a process works on goes on, but not beyond a kill.
         """
-        retention = self._config.flow.retention
+        retention = self._settings.retention
         _, short = self._budget.pressure(CALLS)
         self._conversations.drop_older(await self._bus.server_time_ns() - int(retention.calls_after_s * 1e9))
         gone = await self._delete_calls()
@@ -240,11 +240,13 @@ class HistoryTrimmer:
         return old.replace(holds={name: hold for name, hold in old.holds.items() if name not in lapsed})
 
     def _names(self, stream: str) -> list[str]:
-        return retention_floor.trimmable(stream, self._service.run, self._service.revision, self._config.environments)
+        return retention_floor.trimmable(
+            stream, self._service.run, self._service.revision, self._settings.readers.environments
+        )
 
     async def _old_enough(self, stream: str, names: Sequence[str], end: int) -> int:
         """Return a sequence below which all messages have the minimum age; a binary search, since times rise."""
-        age_s = self._config.flow.retention.min_age_s
+        age_s = self._settings.retention.min_age_s
         if not age_s or not names:
             return end
         born_ns = await self._bus.server_time_ns() - int(age_s * 1e9)
@@ -288,7 +290,7 @@ class HistoryTrimmer:
                     holders.setdefault(claim.holder, f"{claim.holder} ({name} from {max(claim.needs, held.seq)} on)")
         if first is None and self._budget.is_mostly_promised(stream):
             return self._budget.explain_promises(stream)
-        if first is None and self._config.flow.retention.min_age_s:
+        if first is None and self._settings.retention.min_age_s:
             return f"what is left is younger than flow.retention.min_age_s: wait, or {budget}"
         if first is None:
             return f"what is left is of other revisions: delete what nobody needs of them (`lachesis gc`), or {budget}"

@@ -19,6 +19,7 @@ from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.train import OFFLINE_FOLDER
 from lachesis.services.output import human_bytes, print_json, print_table
 from lachesis.services.run.connect import open_run
+from lachesis.services.stage_settings import history_settings
 
 __all__ = ["collect_garbage", "gc", "limits"]
 
@@ -130,7 +131,7 @@ async def _collect(config: RunConfig, wanted: GcLimits, yes: bool, nothing: bool
     if nothing:
         wanted = GcLimits(older_than_s=0.0, ledger=wanted.ledger)
     async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
-        collector = GarbageCollector(history.bus, config)
+        collector = GarbageCollector(history.bus, history_settings(config))
         found = await collector.plan(wanted)
         if yes:
             await collector.collect(found)

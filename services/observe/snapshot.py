@@ -57,6 +57,7 @@ from lachesis.services.run.connect import (
 )
 from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.store import find_lost_store
+from lachesis.services.stage_settings import ledger_settings
 
 __all__ = [
     "ANSWER_S",
@@ -163,7 +164,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
             "lost": lambda: find_lost_store(bus, config),
             "exhausted": lambda: find_exhaustion(bus, config, (*subjects.STREAMS, subjects.BUCKET)),
             **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
-            **({"rolled back": lambda: describe_rollback(bus, config)} if ended else {}),
+            **({"rolled back": lambda: describe_rollback(bus, ledger_settings(config))} if ended else {}),
         }
     )
     found = look.found

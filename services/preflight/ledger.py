@@ -16,6 +16,7 @@ from lachesis.services.output import human_bytes
 from lachesis.services.preflight.newer import check_versions
 from lachesis.services.run.store import describe_unknown_history
 from lachesis.services.run.unusable_states import find_unusable
+from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
 __all__ = ["check_fit", "check_ledger"]
 
@@ -40,7 +41,7 @@ async def check_ledger(
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
-        await check_evidence(bus, config, is_empty=not reader.entries)
+        await check_evidence(bus, ledger_settings(config), is_empty=not reader.entries)
     except LedgerError as error:
         problems = [str(error)]
     except (InfrastructureError, DataError) as error:
@@ -64,7 +65,7 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
                 unknown,
                 f"where steps were trained, `lachesis up` refuses it; lachesis runs recover {config.run} takes it over",
             )
-        plan = await make_plan(bus, config, "doctor", await find_unusable(bus, config))
+        plan = await make_plan(bus, recovery_settings(config), "doctor", await find_unusable(bus, config))
     except NotFoundError:
         return  # streams are missing, which is said elsewhere
     except (InfrastructureError, DataError, LedgerError) as error:

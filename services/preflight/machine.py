@@ -25,13 +25,13 @@ from lachesis.pipeline.config.run import NATS_FOLDER, THIS_MACHINE, RunConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import added, call_each, load_place, wanted_trackers
 from lachesis.pipeline.health.webhook import webhook_url
-from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.output import human_bytes
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.otlp import check_otlp
 from lachesis.services.preflight.ports import check_ports
+from lachesis.services.run.budget_check import check_budgets
 
 __all__ = [
     "binary",

@@ -52,7 +52,6 @@ from lachesis.pipeline.errors import (
     leaves,
 )
 from lachesis.pipeline.extension import ServiceSpec
-from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
 from lachesis.pipeline.runtime.held_loop import speaking_while_held
 from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
@@ -68,6 +67,7 @@ from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
 from lachesis.services.registry import Stage, load_stage, service_of
+from lachesis.services.run.budget_check import check_budgets
 from lachesis.services.run.connect import connect_run
 
 __all__ = [

@@ -42,6 +42,7 @@ from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock
 from lachesis.services.run.notices_file import NOTICES_FILE
 from lachesis.services.run.store import STORE_FILE, refuse_foreign_folder
 from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
+from lachesis.services.stage_settings import history_settings
 
 __all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
 
@@ -115,7 +116,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
             if not confirm(contents):
                 return contents, False
             if bus is not None and has_bucket:
-                await GarbageCollector(bus, config).check_unread()
+                await GarbageCollector(bus, history_settings(config)).check_unread()
             if folder.is_dir():
                 (folder / DELETION_MARK).touch()
                 fsync(folder)
@@ -186,7 +187,7 @@ async def _delete_stored(bus: NatsBus, config: RunConfig, *, has_bucket: bool) -
             await lease.acquire()
             await held.enter_async_context(lease.held())
             await lease.begin_deletion()
-            await GarbageCollector(bus, config).check_unread()
+            await GarbageCollector(bus, history_settings(config)).check_unread()
         for kind in STREAMS:
             await bus.delete_stream(kind)
     await bus.delete_stream(BUCKET)

@@ -10,6 +10,7 @@ from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import STREAMS
+from lachesis.services.stage_settings import ledger_settings
 
 __all__ = ["warn_of_losses"]
 
@@ -19,7 +20,7 @@ log = logging.getLogger("lachesis")
 async def warn_of_losses(bus: NatsBus, config: RunConfig) -> None:
     """Log what is missing of the run's history, and goes missing from whatever is made of it."""
     try:
-        for one in await find_contradictions(bus, config, folder=config.path):
+        for one in await find_contradictions(bus, ledger_settings(config), folder=config.path):
             log.warning("history is missing: %s; `lachesis runs recover %s` says what", one, config.run)
         for stream, ranges in (await read_record(bus, config.run)).lost.items():
             for lost in ranges:

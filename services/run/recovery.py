@@ -30,6 +30,7 @@ from lachesis.services.run.store import (
     ways_out,
 )
 from lachesis.services.run.unusable_states import find_unusable
+from lachesis.services.stage_settings import recovery_settings
 
 __all__ = ["recover_run"]
 
@@ -72,13 +73,14 @@ async def recover_run(
                 so_far = f"empty streams were made in place of {', '.join(gone)}"
             await lease.acquire()
             async with lease.held():
+                settings = recovery_settings(config)
                 for number in range(_MAX_ROUNDS + 1):  # what was lost may have hidden what a service cannot use
                     unfinished = read_unfinished(config.path)
                     unusable = await find_unusable(history.bus, config) if unfinished is None else UnusableState()
                     unusable = unusable._replace(from_first_model=from_first_model and not number)
                     more = [text for text in (lost, unknown) if text is not None and not number]
                     unusable = unusable._replace(problems=[*more, *unusable.problems])
-                    found = unfinished or await make_plan(history.bus, config, _name(number), unusable)
+                    found = unfinished or await make_plan(history.bus, settings, _name(number), unusable)
                     if found is None:
                         break
                     if number == _MAX_ROUNDS:
@@ -90,7 +92,7 @@ async def recover_run(
                         if so_far is not None:
                             raise _not_recovered(config, so_far, "the rest was not confirmed")
                         break
-                    done = str(await apply_plan(history.bus, config, found))
+                    done = str(await apply_plan(history.bus, settings, found))
                     so_far = f"{done} keeps what was replaced so far"
                     await make_streams(history.bus, config, takes_over=True)  # the folder remembers them from now on
     return plan, done

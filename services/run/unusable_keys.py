@@ -18,6 +18,7 @@ from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.control import EpochRecord, HeldOutRecord, PromptsRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
+from lachesis.services.stage_settings import ledger_settings
 
 __all__ = ["find_unusable_keys"]
 
@@ -39,7 +40,8 @@ async def find_unusable_keys(bus: NatsBus, config: RunConfig) -> tuple[dict[str,
     with suppress(DamagedError, SchemaError):  # said above, or elsewhere
         if (entry := await bus.value(keys.RETENTION)) is not None:
             record = decode(Retention, entry.value)
-            if (false := describe_false_trims(record, await trim_limits(bus, config, record))) is not None:
+            limits = await trim_limits(bus, ledger_settings(config), record)
+            if (false := describe_false_trims(record, limits)) is not None:
                 found[keys.RETENTION] = entry.value
                 problems.append(false)
     return found, problems

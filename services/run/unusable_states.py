@@ -33,7 +33,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.subjects import EVENTS, LEDGER
 from lachesis.services.run.unusable_keys import find_unusable_keys
-from lachesis.services.stage_settings import curriculum_settings, health_settings, normalizer_settings
+from lachesis.services.stage_settings import curriculum_settings, health_settings, ledger_settings, normalizer_settings
 
 __all__ = ["find_unusable"]
 
@@ -84,11 +84,12 @@ async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
 async def _everything(bus: NatsBus, config: RunConfig) -> AsyncIterator[_Owned]:
     run, revision, trainer = config.run, config.revision, config.training.name
     term = subjects.state(run, "governor", revision, "0")
-    yield _Owned("the governor", LEDGER, term, None, partial(check_term, bus, config))
+    yield _Owned("the governor", LEDGER, term, None, partial(check_term, bus, run, revision))
     report = subjects.state(run, "trainer", subjects.LIVE, trainer)
     read_report = partial(BatchFeed.open, bus, run, trainer, term="")
     yield _Owned("the trainer", LEDGER, report, None, read_report)
-    yield _Owned("the batcher", LEDGER, subjects.ledger(run, trainer), None, partial(check_whole_ledger, bus, config))
+    read_ledger = partial(check_whole_ledger, bus, ledger_settings(config))
+    yield _Owned("the batcher", LEDGER, subjects.ledger(run, trainer), None, read_ledger)
     async for stage, env, make in _stages(bus, config):
         commits, snapshots = (
             subjects.event(stage.kind, run, revision, env),

@@ -15,6 +15,7 @@ from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.services.stage_settings import ledger_settings
 
 __all__ = ["verify_ledger"]
 
@@ -40,7 +41,7 @@ async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
         with anyio.fail_after(_VERIFY_S):
             problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
             if not problems and not found:
-                await check_evidence(bus, config, is_empty=not reader.entries)
+                await check_evidence(bus, ledger_settings(config), is_empty=not reader.entries)
     except (TimeoutError, InfrastructureError, NotFoundError, DataError) as error:
         log.warning("the ledger was not verified: %s; `lachesis doctor` does it", str(error) or "no answer in time")
     if problems or found:

@@ -46,7 +46,6 @@ from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.facts import ProcessFact
 from lachesis.pipeline.notices.silence import ends_recur
 from lachesis.pipeline.promotion.record import read_promotions
-from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retention_record import RETENTION_FILE, follow_record
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
@@ -63,6 +62,7 @@ from lachesis.services.process.service_process import (
 )
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.registry import find
+from lachesis.services.run.budget_check import check_budgets
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
@@ -76,6 +76,7 @@ from lachesis.services.run.store import (
     refuse_unknown_history,
 )
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
+from lachesis.services.stage_settings import ledger_settings
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
 from lachesis.services.supervisor.forkserver import ForkRequest
@@ -265,7 +266,7 @@ class Supervisor:
                 async with lease.held():
                     await self._unless_stopped(self._refuse_other_writers, bus)
                     await self._unless_stopped(refuse_unknown_history, bus, self.config)
-                    await self._unless_stopped(refuse_rolled_back, bus, self.config)
+                    await self._unless_stopped(refuse_rolled_back, bus, ledger_settings(self.config))
                     await self._run_services(bus)
 
     async def _run_services(self, bus: NatsBus) -> None:

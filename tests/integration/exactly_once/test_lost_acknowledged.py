@@ -23,6 +23,7 @@ from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.cli.recover import describe_plan
+from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
 from .conftest import SUMS
 
@@ -100,13 +101,13 @@ async def test_a_newest_message_that_nobody_read_is_missed_and_recovered_from(
                 with pytest.raises(
                     HistoryLostError, match=rf"of {stream}, but another message is stored there now.*recover"
                 ):
-                    await refuse_rolled_back(bus, config)
-                plan = await make_plan(bus, config, f"cut-{stream}")
+                    await refuse_rolled_back(bus, ledger_settings(config))
+                plan = await make_plan(bus, recovery_settings(config), f"cut-{stream}")
                 assert plan is not None
                 assert [(loss.stream, loss.last) for loss in plan.losses] == [(stream, end)]
                 assert f"  {stream}, sequences {end} to {end} (1): " in "\n".join(describe_plan(plan, begun=False))
-                await apply_plan(bus, config, plan)
-                await refuse_rolled_back(bus, config)
+                await apply_plan(bus, recovery_settings(config), plan)
+                await refuse_rolled_back(bus, ledger_settings(config))
                 watch = EndWatch(bus, RUN, folder)
                 await watch.read_acknowledged()
                 await watch.update(await find_streams(bus), None)

@@ -41,6 +41,7 @@ from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, ROLLOUTS, STREAMS
 from lachesis.services.run.unusable_keys import find_unusable_keys
+from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
 from .conftest import SUMS
 
@@ -124,27 +125,29 @@ def replaced(copies: Copies, to: Path, *streams: str) -> Path:
 async def test_any_stream_that_went_back_alone_is_named_and_recovered_from(copies, tmp_path, make_lab):
     config = config_of(copies)
     async with serving(replaced(copies, tmp_path / "whole")) as bus:
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
         ends = {stream: (await bus.usage(stream)).last for stream in EVERY_STORE}
     newest = (copies.folder / MARKS_FILE).read_bytes()
     for stream in EVERY_STORE:
         (copies.folder / MARKS_FILE).write_bytes(newest)
         async with serving(replaced(copies, tmp_path / stream, stream)) as bus:
             with pytest.raises(HistoryLostError, match=rf"of {stream}, but .*`lachesis runs recover {RUN}`"):
-                await refuse_rolled_back(bus, config)
-            assert {one.stream for one in await find_contradictions(bus, config, folder=None)} == {stream}
-            plan = await make_plan(bus, config, stream)
+                await refuse_rolled_back(bus, ledger_settings(config))
+            assert {one.stream for one in await find_contradictions(bus, ledger_settings(config), folder=None)} == {
+                stream
+            }
+            plan = await make_plan(bus, recovery_settings(config), stream)
             assert plan is not None
-            await apply_plan(bus, config, plan)
-            await refuse_rolled_back(bus, config)
-            assert await make_plan(bus, config, "again") is None
+            await apply_plan(bus, recovery_settings(config), plan)
+            await refuse_rolled_back(bus, ledger_settings(config))
+            assert await make_plan(bus, recovery_settings(config), "again") is None
             if stream in subjects.fillers(RUN):
                 assert (await bus.usage(stream)).last >= ends[stream], "a sequence that is named would be used again"
             kept = [bus.read(ROLLOUTS, [subjects.rollout(RUN)], headers_only=True, follow=False)]
             async with kept[0] as rollouts:
                 assert len([message async for message in rollouts]) == (6 if stream == ROLLOUTS else 12)
             await grow(bus, make_lab, copies.folder, range(20, 23))
-            await refuse_rolled_back(bus, config)
+            await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def test_another_run_of_the_same_store_is_not_touched_by_the_damage_nor_by_the_recovery(
@@ -163,12 +166,12 @@ async def test_another_run_of_the_same_store_is_not_touched_by_the_damage_nor_by
         before = await stored(bus)
     async with serving(replaced(copies, tmp_path / "shared", ROLLOUTS, BUCKET), RUN, "other") as (bus, theirs):
         for _ in range(2):
-            await refuse_rolled_back(theirs, other)
-            assert await make_plan(theirs, other, "other") is None
+            await refuse_rolled_back(theirs, ledger_settings(other))
+            assert await make_plan(theirs, recovery_settings(other), "other") is None
             assert await stored(theirs) == before
-            if await find_contradictions(bus, config, folder=copies.folder):
+            if await find_contradictions(bus, ledger_settings(config), folder=copies.folder):
                 await recover(bus, config, "shared")
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 @pytest.mark.slow
@@ -176,7 +179,7 @@ async def test_two_streams_that_went_back_are_both_named(copies, tmp_path):
     """Also where neither can tell of the other: the marks in the run's folder know both."""
     for pair in combinations(EVERY_STORE, 2):
         async with serving(replaced(copies, tmp_path / "-".join(pair), *pair)) as bus:
-            found = await find_contradictions(bus, config_of(copies), folder=copies.folder)
+            found = await find_contradictions(bus, ledger_settings(config_of(copies)), folder=copies.folder)
             assert {one.stream for one in found} == set(pair)
 
 
@@ -184,7 +187,7 @@ async def test_all_but_one_stream_that_went_back_are_named(copies, tmp_path):
     """An older backup of the store, with newer rollouts in it."""
     rest = [stream for stream in EVERY_STORE if stream != ROLLOUTS]
     async with serving(replaced(copies, tmp_path / "rest", *rest)) as bus:
-        found = await find_contradictions(bus, config_of(copies), folder=copies.folder)
+        found = await find_contradictions(bus, ledger_settings(config_of(copies)), folder=copies.folder)
         assert {one.stream for one in found} == set(rest)
 
 
@@ -197,12 +200,12 @@ async def test_rollouts_that_took_lost_sequences_are_stored_once_more(copies, tm
         for group in new:
             await lab.store(group)
         with pytest.raises(HistoryLostError, match="of ROLLOUTS, but"):
-            await refuse_rolled_back(bus, config)
-        plan = await make_plan(bus, config, "regrown")
+            await refuse_rolled_back(bus, ledger_settings(config))
+        plan = await make_plan(bus, recovery_settings(config), "regrown")
         assert plan is not None
         assert plan.copies == [7, 8, 9, 10]
         assert [(loss.stream, loss.first, loss.last) for loss in plan.losses] == [(ROLLOUTS, 7, 12)]
-        await apply_plan(bus, config, plan)
+        await apply_plan(bus, recovery_settings(config), plan)
         async with bus.read(ROLLOUTS, [subjects.rollout(RUN)], start=13, headers_only=True, follow=False) as copied:
             groups = [Plan.unpack(message.headers.get(PLAN_HEADER)).group async for message in copied]
         assert groups == [group.id for group in new]
@@ -217,36 +220,36 @@ async def test_fillers_that_the_server_stores_late_are_no_new_loss(copies, tmp_p
 
     monkeypatch.setattr(NatsBus, "store_empty", store_more)
     async with serving(replaced(copies, tmp_path / "late", ROLLOUTS)) as bus:
-        plan = await make_plan(bus, config, "late")
+        plan = await make_plan(bus, recovery_settings(config), "late")
         assert plan is not None
-        done = await apply_plan(bus, config, plan)
+        done = await apply_plan(bus, recovery_settings(config), plan)
         last = (await bus.usage(ROLLOUTS)).last
         assert last > plan.losses[0].last + 1
         assert msgspec.json.decode(done.read_bytes(), type=RecoveryPlan).losses[0].last == last
-        await refuse_rolled_back(bus, config)
-        assert await make_plan(bus, config, "again") is None
+        await refuse_rolled_back(bus, ledger_settings(config))
+        assert await make_plan(bus, recovery_settings(config), "again") is None
 
 
 async def test_a_recovery_that_is_cut_off_anywhere_is_completed_by_the_next(copies, tmp_path, monkeypatch):
     config = config_of(copies)
     cuts = ["_fill", "_copy", "update_record", "_set_training_back", "open", "make_folder"]
     async with serving(replaced(copies, tmp_path / "cut", ROLLOUTS, EVENTS, LEDGER)) as bus:
-        plan = await make_plan(bus, config, "cut")
+        plan = await make_plan(bus, recovery_settings(config), "cut")
         assert plan is not None
         plan = msgspec.structs.replace(plan, copies=[3])
         for name in cuts:
             with monkeypatch.context() as patch:
                 patch.setattr(*((MarkWriter, "open") if name == "open" else (recovery, name)), _killed)
                 with pytest.raises(KeyboardInterrupt):
-                    await apply_plan(bus, config, plan)
+                    await apply_plan(bus, recovery_settings(config), plan)
             with pytest.raises(StartupError, match=f"complete it with `lachesis runs recover {RUN}`"):
-                await refuse_rolled_back(bus, config)
+                await refuse_rolled_back(bus, ledger_settings(config))
             plan = read_unfinished(copies.folder)
             assert plan is not None
-        done = await apply_plan(bus, config, plan)
+        done = await apply_plan(bus, recovery_settings(config), plan)
         assert not (copies.folder / RECOVERY_FILE).exists()
         assert msgspec.json.decode(done.read_bytes())["id"] == "cut"
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def test_a_recovery_whose_store_went_back_meanwhile_can_be_completed(copies, tmp_path, make_lab, monkeypatch):
@@ -257,19 +260,19 @@ async def test_a_recovery_whose_store_went_back_meanwhile_can_be_completed(copie
         lab.run = RUN
         for number in range(30, 34):
             await lab.store(lab.group(number))
-        plan = await make_plan(bus, config, "regrown")
+        plan = await make_plan(bus, recovery_settings(config), "regrown")
         assert plan is not None
         assert plan.copies
         monkeypatch.setattr(recovery, "_fill", _killed)
         with pytest.raises(KeyboardInterrupt):
-            await apply_plan(bus, config, plan)
+            await apply_plan(bus, recovery_settings(config), plan)
     monkeypatch.undo()
     async with serving(replaced(copies, tmp_path / "older again", ROLLOUTS)) as bus:
         plan = read_unfinished(copies.folder)
         assert plan is not None
-        await apply_plan(bus, config, plan)
-        await refuse_rolled_back(bus, config)
-        assert await make_plan(bus, config, "again") is None
+        await apply_plan(bus, recovery_settings(config), plan)
+        await refuse_rolled_back(bus, ledger_settings(config))
+        assert await make_plan(bus, recovery_settings(config), "again") is None
 
 
 async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_and_written_again(copies, tmp_path):
@@ -290,7 +293,7 @@ async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_an
             (copies.folder / MARKS_FILE).write_bytes(msgspec.json.encode(marks.newest))
             (copies.folder / RETENTION_FILE).write_bytes(msgspec.json.encode(await read_record(bus, RUN)))
             with pytest.raises(HistoryLostError, match=f"{named}.*`lachesis runs recover {RUN}`"):
-                await refuse_rolled_back(bus, config)
+                await refuse_rolled_back(bus, ledger_settings(config))
             plan = await recover(bus, config, f"forged {named[3:6]}")
             assert named in str(plan.problems)
             assert not plan.losses
@@ -343,17 +346,17 @@ async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_rec
     async with serving(replaced(copies, tmp_path / "snapshots", LEDGER)) as bus:
         await bus.delete(keys.MARKS)
         with pytest.raises(HistoryLostError, match=r"of LEDGER, but the newest snapshot on .* is of commit 0"):
-            await refuse_rolled_back(bus, config)
+            await refuse_rolled_back(bus, ledger_settings(config))
         with pytest.raises(LedgerError, match="commits are gone"):
             await opened(bus, "c")
-        plan = await make_plan(bus, config, "snapshots")
+        plan = await make_plan(bus, recovery_settings(config), "snapshots")
         assert plan is not None
-        await apply_plan(bus, config, plan)
-        await refuse_rolled_back(bus, config)
+        await apply_plan(bus, recovery_settings(config), plan)
+        await refuse_rolled_back(bus, ledger_settings(config))
         log, restored = await opened(bus, "d")
         assert (restored.has_gap, restored.state, log.index) == (True, b"first", 6)
         await log.snapshot({EVENTS: 6}, b"sixth")
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_the_last_report(copies):
@@ -369,13 +372,13 @@ async def test_checkpoints_that_are_gone_are_recovered_from_though_a_stage_read_
         log, _ = await opened(bus, "a")
         log.marks.record(await bus.last(LEDGER, report))
         await commit(log, 1)
-        plan = await make_plan(bus, config, "checkpoints")
+        plan = await make_plan(bus, recovery_settings(config), "checkpoints")
         assert plan is not None
         assert plan.report == made
-        await apply_plan(bus, config, plan)
+        await apply_plan(bus, recovery_settings(config), plan)
         assert await bus.last(LEDGER, report) is None
-        await refuse_rolled_back(bus, config)
-        assert await make_plan(bus, config, "again") is None
+        await refuse_rolled_back(bus, ledger_settings(config))
+        assert await make_plan(bus, recovery_settings(config), "again") is None
 
 
 @pytest.mark.parametrize("harm", ["flipped", "missing", "no sums"])
@@ -405,15 +408,15 @@ async def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_gone_on_fr
         verify_sums(newest)
     async with serving(copies.newer) as bus:
         await bus.publish(report, encode(made), msg_id="report")
-        plan = await make_plan(bus, config, "damaged")
+        plan = await make_plan(bus, recovery_settings(config), "damaged")
         assert plan is not None
         assert [newest.name in problem for problem in plan.problems] == [True]
         assert plan.checkpoint is not None
         assert (plan.checkpoint.name, plan.checkpoint.from_step, plan.checkpoint.step) == ("step-00000001", 2, 1)
-        await apply_plan(bus, config, plan)
+        await apply_plan(bus, recovery_settings(config), plan)
         assert await bus.last(LEDGER, report) is None
         assert latest_checkpoint(folder) == folder / "step-00000001"
-        assert await make_plan(bus, config, "again") is None
+        assert await make_plan(bus, recovery_settings(config), "again") is None
 
 
 def _write_weights(folder: Path) -> None:
@@ -473,7 +476,7 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
                 await sweep_chunks(bus)
         await grow(bus, make_lab, copies.folder, range(2))
         config = config_of(copies)
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
     folder = next(copies.newer.rglob(f"streams/{subjects.stream_name(RUN, stream)}"))
     blocks = sorted(folder.rglob("*.blk"), key=lambda path: int(path.stem))
     assert len(blocks) > 2
@@ -482,12 +485,12 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         usage = await bus.usage(stream)
         assert usage.messages < 38
         with pytest.raises(HistoryLostError, match=f"{stream}.*lachesis runs recover"):
-            await refuse_rolled_back(bus, config)
-        plan = await make_plan(bus, config, "damaged")
+            await refuse_rolled_back(bus, ledger_settings(config))
+        plan = await make_plan(bus, recovery_settings(config), "damaged")
         assert plan is not None
         assert sum(loss.last + 1 - loss.first for loss in plan.losses) >= 38 - usage.messages
-        await apply_plan(bus, config, plan)
-        await refuse_rolled_back(bus, config)
+        await apply_plan(bus, recovery_settings(config), plan)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copies):
@@ -502,7 +505,7 @@ async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copi
         marks = await MarkWriter.open(bus, RUN, copies.folder)
         await marks.write(None, now=True)
         await bus.put(keys.attempts("scorer", 3), b"x")
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
     blocks = sorted(
         copies.newer.rglob(f"{subjects.stream_name(RUN, BUCKET)}/msgs/*.blk"), key=lambda one: int(one.stem)
     )
@@ -512,12 +515,12 @@ async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copi
     async with serving(copies.newer) as bus:
         assert await bus.value(keys.epoch("sums")) is None
         with pytest.raises(HistoryLostError, match=r"KEYS, but of its keys these are gone: .*epoch\.sums"):
-            await refuse_rolled_back(bus, config)
+            await refuse_rolled_back(bus, ledger_settings(config))
         plan = await recover(bus, config, "keys")
         assert plan.bucket_went_back
         await bus.put(keys.attempts("scorer", 4), b"x")
         await bus.delete_all(BUCKET, [subjects.value_subject(RUN, keys.attempts("*"))])
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def test_a_hole_is_found_beside_more_deleted_messages_than_the_server_lists(copies, monkeypatch):
@@ -532,10 +535,10 @@ async def test_a_hole_is_found_beside_more_deleted_messages_than_the_server_list
         last = (await bus.usage(EVENTS)).last
         await bus.delete_all(EVENTS, [score])
         assert await bus.missing(EVENTS) is None
-        found = await find_contradictions(bus, config, folder=copies.folder)
+        found = await find_contradictions(bus, ledger_settings(config), folder=copies.folder)
         assert [(one.stream, one.first, one.seq) for one in found] == [(EVENTS, last - 9, last - 1)]
         await update_record(bus, RUN, lambda old: old.replace(trimmed={EVENTS: last}))
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
 
 
 @pytest.mark.parametrize("record", [b'{"v": 99}', msgspec.msgpack.encode({"v": 99}), b"no record"])
@@ -556,11 +559,11 @@ async def test_a_record_of_what_was_trimmed_that_cannot_be_read_is_mended_by_wha
 async def recover(bus: NatsBus, config: RunConfig, name: str) -> RecoveryPlan:
     """Recover as the command does, and assert that all fits then."""
     values, problems = await find_unusable_keys(bus, config)
-    plan = await make_plan(bus, config, name, UnusableState(keys=values, problems=problems))
+    plan = await make_plan(bus, recovery_settings(config), name, UnusableState(keys=values, problems=problems))
     assert plan is not None
-    await apply_plan(bus, config, plan)
-    await refuse_rolled_back(bus, config)
-    assert await make_plan(bus, config, "again") is None
+    await apply_plan(bus, recovery_settings(config), plan)
+    await refuse_rolled_back(bus, ledger_settings(config))
+    assert await make_plan(bus, recovery_settings(config), "again") is None
     return plan
 
 

@@ -17,6 +17,7 @@ from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.retention import Hold
 from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.services.stage_settings import history_settings
 
 RUN = "r"
 HOUR_NS = 3_600 * 10**9
@@ -60,5 +61,5 @@ async def test_the_least_age_of_history_is_told_by_the_server(
         config = RunConfig(run=RUN, flow=FlowConfig(retention=RetentionConfig(min_age_s=min_age_s)))
         budget = Governor(config.flow, config.batching, term="t").budget
         async with open_service(nats_bus, "governor", RUN) as service:
-            history = HistoryTrimmer(service, config, budget, OpenGroups(lambda env, lease: False))
+            history = HistoryTrimmer(service, history_settings(config), budget, OpenGroups(lambda env, lease: False))
             assert await history._old_enough(ROLLOUTS, [subject], seqs[-1] + 1) == expected

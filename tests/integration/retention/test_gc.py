@@ -21,6 +21,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord
 from lachesis.schemas.subjects import LEDGER, REPLAY, ROLLOUTS
+from lachesis.services.stage_settings import history_settings
 
 PAST = OfflineTrainerRecord(
     run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
@@ -42,7 +43,7 @@ async def test_beside_a_run_it_takes_what_nobody_needs_and_the_run_goes_on(start
         collected = 0
         for turn in range(4):
             await world.goes_on()
-            collector = GarbageCollector(world.bus, world.config)
+            collector = GarbageCollector(world.bus, history_settings(world.config))
             found = await collector.plan(GcLimits(older_than_s=0.0, ledger=True))
             await collector.collect(found)
             collected += sum(one.messages for one in found.decisions.values())
@@ -67,7 +68,7 @@ async def test_what_is_held_stays(start: Any) -> None:  # noqa: F811
         last = (await world.bus.usage(ROLLOUTS)).last
         async with holding(world.bus, history.RUN, "reader", {ROLLOUTS: last // 2}, about="a test"):
             await world.goes_on()
-            collector = GarbageCollector(world.bus, world.config)
+            collector = GarbageCollector(world.bus, history_settings(world.config))
             await collector.collect(await collector.plan(GcLimits(keep_bytes=0)))
             async with world.bus.read(ROLLOUTS, [], start=last // 2, headers_only=True, follow=False) as messages:
                 kept = [message.seq async for message in messages]
@@ -126,7 +127,9 @@ class _KilledAfter:
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
+    collector = GarbageCollector(
+        world.bus, history_settings(load(run_config_type(), file=world.folder / "run.toml").config)
+    )
     found = await collector.plan(GcLimits(revisions=("short",)))
     async with holding(world.bus, RUN, "replay", {}, about="replay short"):
         with pytest.raises(ConfigError, match="is kept for replay short"):
@@ -138,7 +141,9 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
 async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
+    collector = GarbageCollector(
+        world.bus, history_settings(load(run_config_type(), file=world.folder / "run.toml").config)
+    )
     old = GcLimits(older_than_s=0.0, keep_bytes=0)
     found = await collector.plan(old)
     assert [one.name for one in found.going] == ["short"]
@@ -171,7 +176,9 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
         batch=Batch(number=0, groups=[ref], sequences=4, tokens=32), next_batch=1, outcomes=[],
     )  # fmt: skip
     await world.bus.publish(subjects.ledger(RUN, "again"), encode(entry), msg_id="past entry")
-    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
+    collector = GarbageCollector(
+        world.bus, history_settings(load(run_config_type(), file=world.folder / "run.toml").config)
+    )
     claims = [one for one in await collector._service_claims() if one.stream == ROLLOUTS]
     assert {one.needs for one in claims if one.holder.startswith("batcher")} == {3}, "the live ledger resolved two"
     assert [one.needs for one in claims if one.holder == "trainer again, for its batches"] == [5]
@@ -195,9 +202,9 @@ async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, k
     both = GcLimits(revisions=("short",), trainers=("again",))
     async with holding(world.bus, RUN, "train", {}, about="train again on short"):
         with pytest.raises(ConfigError, match=f"trainer again of run {RUN} is at work: stop it first"):
-            await GarbageCollector(world.bus, config).plan(both)
+            await GarbageCollector(world.bus, history_settings(config)).plan(both)
     for _ in range(killed):
-        dying = GarbageCollector(_KilledAfter(world.bus, LEDGER), config)  # type: ignore[arg-type]
+        dying = GarbageCollector(_KilledAfter(world.bus, LEDGER), history_settings(config))  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             await dying.collect(await dying.plan(both))
     await world.json("gc", "--trainer", "again", "--revision", "short", "--yes")
@@ -206,7 +213,7 @@ async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, k
         await world.bus.stored_subjects(LEDGER, [subjects.offline_trainer(RUN, "*"), subjects.ledger(RUN, "*")]) == []
     )
     with pytest.raises(NotFoundError, match="no offline trainer 'again' to delete; there are none"):
-        await GarbageCollector(world.bus, config).plan(GcLimits(trainers=("again",)))
+        await GarbageCollector(world.bus, history_settings(config)).plan(GcLimits(trainers=("again",)))
 
 
 def _trained(batches: int) -> tuple[str, bytes]:
@@ -221,7 +228,9 @@ def _trained(batches: int) -> tuple[str, bytes]:
 async def test_what_is_held_since_it_was_found_stays(world: World) -> None:
     for n in range(1, 21):
         await world.store(a_group(n))
-    collector = GarbageCollector(world.bus, load(run_config_type(), file=world.folder / "run.toml").config)
+    collector = GarbageCollector(
+        world.bus, history_settings(load(run_config_type(), file=world.folder / "run.toml").config)
+    )
     found = await collector.plan(GcLimits())
     found.decisions[ROLLOUTS].before[subjects.rollout(RUN, "sums")] = 10
     async with holding(world.bus, RUN, "reader", {ROLLOUTS: 5}, about="a test"):

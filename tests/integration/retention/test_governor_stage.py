@@ -28,6 +28,7 @@ from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.services.stage_settings import governor_settings
 
 RUN = "r"
 
@@ -209,7 +210,7 @@ async def test_a_start_knows_what_a_trainer_may_take_up_again(bus: Bus, reported
         )
         await bus.publish(subjects.state(RUN, "trainer", "live", "main"), encode(report), msg_id="report")
     service = Service(bus, "governor", RUN)
-    follower = _Follower(service, config, Governor(config.flow, config.batching, term="t"))
+    follower = _Follower(service, governor_settings(config), Governor(config.flow, config.batching, term="t"))
     await follower.catch_up()
     assert follower.position == chain.position
     assert follower.readers.untrained.lowest_seqs() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})

@@ -33,7 +33,7 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.unusable_states import find_unusable
-from lachesis.services.stage_settings import health_settings, normalizer_settings
+from lachesis.services.stage_settings import health_settings, ledger_settings, normalizer_settings, recovery_settings
 
 RUN = "one"
 GARBAGE = msgspec.msgpack.encode({"no": "state"})
@@ -107,11 +107,11 @@ async def forge(bus: NatsBus, stage: str, how: Callable[[int], Commit] | str, in
 
 
 async def recover(bus: NatsBus, config: RunConfig) -> list[str]:
-    plan = await make_plan(bus, config, "forged", await find_unusable(bus, config))
+    plan = await make_plan(bus, recovery_settings(config), "forged", await find_unusable(bus, config))
     assert plan is not None
-    await apply_plan(bus, config, plan)
-    await refuse_rolled_back(bus, config)
-    assert await make_plan(bus, config, "again", await find_unusable(bus, config)) is None
+    await apply_plan(bus, recovery_settings(config), plan)
+    await refuse_rolled_back(bus, ledger_settings(config))
+    assert await make_plan(bus, recovery_settings(config), "again", await find_unusable(bus, config)) is None
     return describe_plan(plan, begun=False)
 
 

@@ -43,6 +43,7 @@ from lachesis.schemas.store_marks import StoreMarks
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
 from lachesis.services.cli.recover import describe_plan
 from lachesis.services.run.unusable_states import find_unusable
+from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
 RUN = "one"
 NEWER = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})
@@ -92,11 +93,11 @@ async def following(bus: NatsBus, **changes: Any) -> LedgerEntry:
 
 
 async def recover(bus: NatsBus, config: RunConfig) -> RecoveryPlan:
-    plan = await make_plan(bus, config, "forged", await find_unusable(bus, config))
+    plan = await make_plan(bus, recovery_settings(config), "forged", await find_unusable(bus, config))
     assert plan is not None
-    await apply_plan(bus, config, plan)
-    await refuse_rolled_back(bus, config)
-    assert await make_plan(bus, config, "again", await find_unusable(bus, config)) is None
+    await apply_plan(bus, recovery_settings(config), plan)
+    await refuse_rolled_back(bus, ledger_settings(config))
+    assert await make_plan(bus, recovery_settings(config), "again", await find_unusable(bus, config)) is None
     return plan
 
 
@@ -160,11 +161,11 @@ async def test_a_forged_entry_is_refused_by_name_and_passed_over_by_all_once_it_
     bus: NatsBus, config: RunConfig, forge: Callable[[NatsBus], Awaitable[None]]
 ) -> None:
     await write_ledger(bus)
-    before = await read_ledger_end(bus, config, patience_s=0)
+    before = await read_ledger_end(bus, ledger_settings(config), patience_s=0)
     await forge(bus)
     at = (await bus.usage(LEDGER)).last
     with pytest.raises((LedgerError, DataError)) as refused:
-        await read_ledger_end(bus, config, patience_s=0)
+        await read_ledger_end(bus, ledger_settings(config), patience_s=0)
     assert not isinstance(refused.value, HistoryLostError)
     assert "lachesis runs recover" in str(refused.value)
     plan = await recover(bus, config)
@@ -173,7 +174,7 @@ async def test_a_forged_entry_is_refused_by_name_and_passed_over_by_all_once_it_
     assert f"the batcher cannot use its own messages {at} to {at} of LEDGER" in "\n".join(
         describe_plan(plan, begun=False)
     )
-    after = await read_ledger_end(bus, config, patience_s=0)
+    after = await read_ledger_end(bus, ledger_settings(config), patience_s=0)
     assert (after.entry, after.entry_seq) == (before.entry, before.entry_seq)
     await append(bus, await following(bus), previous=after.entry_seq)
     read = [entry.index async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
@@ -217,7 +218,7 @@ async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(
     end = (await bus.usage(ROLLOUTS)).last
     await append(bus, await following(bus, watermark=end + beyond, written_ns=time.time_ns()))
     with pytest.raises(HistoryLostError, match="lachesis runs recover"):
-        await refuse_rolled_back(bus, config)
+        await refuse_rolled_back(bus, ledger_settings(config))
     plan = await recover(bus, config)
     assert [(loss.stream, loss.last) for loss in plan.losses] == [(ROLLOUTS, end + beyond)]
     usage = await bus.usage(ROLLOUTS)
@@ -226,11 +227,11 @@ async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(
 
 async def test_garbage_that_names_garbage_as_the_entry_before_hides_no_ledger(bus: NatsBus, config: RunConfig) -> None:
     await write_ledger(bus)
-    subject, before = subjects.ledger(RUN, "main"), await read_ledger_end(bus, config, patience_s=0)
+    subject, before = subjects.ledger(RUN, "main"), await read_ledger_end(bus, ledger_settings(config), patience_s=0)
     for number in range(2):
         at = str((await bus.usage(LEDGER)).last)
         await bus.publish(subject, GARBAGE, msg_id=f"garbage.{number}", headers={PREVIOUS_HEADER: at})
-    after = await read_ledger_end(bus, config, patience_s=0)
+    after = await read_ledger_end(bus, ledger_settings(config), patience_s=0)
     assert (after.entry, after.entry_seq) == (before.entry, before.entry_seq)
 
 
@@ -275,7 +276,7 @@ async def test_marks_of_what_no_stream_ever_held_are_written_anew_and_nothing_is
     writer = await MarkWriter.open(bus, RUN, config.path)
     await writer.write(None, now=True)
     await writer.write(None, now=True)
-    await refuse_rolled_back(bus, config)
+    await refuse_rolled_back(bus, ledger_settings(config))
 
 
 @pytest.mark.parametrize("value", [NEWER, GARBAGE, b"", b"{}", msgspec.msgpack.encode({"v": "x"})])

@@ -19,6 +19,7 @@ from lachesis.pipeline.runtime import stream_marks
 from lachesis.pipeline.runtime.store_marks import EndWatch
 from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
+from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
 WRITERS = {
     "ROLLOUTS": ("environment-words", subjects.rollout("one", "words")),
@@ -70,8 +71,8 @@ async def test_a_lost_end_is_missed_and_recovered_from_with_the_keys_of_each(
         async with await server.bus(OPERATOR) as operator, await server.bus(OBSERVER) as observer:
             for bus in (operator, observer):
                 with pytest.raises(HistoryLostError, match=f"{identity}.* of {stream}, .*lachesis runs recover one"):
-                    await refuse_rolled_back(bus, config)
-            plan = await make_plan(operator, config, "cut")
+                    await refuse_rolled_back(bus, ledger_settings(config))
+            plan = await make_plan(operator, recovery_settings(config), "cut")
             assert plan is not None
-            await apply_plan(operator, config, plan)
-            await refuse_rolled_back(operator, config)
+            await apply_plan(operator, recovery_settings(config), plan)
+            await refuse_rolled_back(operator, ledger_settings(config))

@@ -11,6 +11,7 @@ from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
 from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS, stream_name
+from lachesis.services.stage_settings import recovery_settings
 
 
 def usage(last: int, last_ns: int) -> StreamUsage:
@@ -49,7 +50,7 @@ async def test_a_leader_of_another_end_or_of_other_content_ends_the_recovery(tmp
     ):
         told = rf"another copy of ROLLOUTS led .* they end at sequence {last} now\. Nothing was {but}.*Repeat"
         with pytest.raises(StartupError, match=told):
-            await apply_plan(bus, config, plan)
+            await apply_plan(bus, recovery_settings(config), plan)
         assert bus.renewed == renewed, "copies that may be whole are not deleted"
         assert not (tmp_path / RECOVERY_FILE).exists(), "it would be taken up again"
 
@@ -58,5 +59,5 @@ async def test_the_leader_of_the_plan_is_gone_on_with(tmp_path):
     config = RunConfig(run="r", folder=str(tmp_path), environments={"sums": EnvironmentConfig(kind="x")})
     plan = RecoveryPlan(run="r", id="1", problems=["p"], losses=[], ends={ROLLOUTS: 8}, ended_ns={ROLLOUTS: 100})
     with pytest.raises(AttributeError):  # what comes next: this bus has no keys
-        await apply_plan(BusOfACluster(8, 100), config, plan)
+        await apply_plan(BusOfACluster(8, 100), recovery_settings(config), plan)
     assert b'"has_new_copies": true' in (tmp_path / RECOVERY_FILE).read_bytes()

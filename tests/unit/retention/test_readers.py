@@ -9,6 +9,7 @@ from lachesis.pipeline.retention.readers import Readers
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import EVENTS
+from lachesis.services.stage_settings import reader_settings
 
 
 @pytest.mark.extension
@@ -20,7 +21,7 @@ async def test_nobody_claims_rewards_for_a_curriculum_that_there_is_not(strategy
         environments={"own": EnvironmentConfig(kind="spell_backward"), "theirs": EnvironmentConfig(kind="gateway")},
         curriculum=CurriculumConfig(strategy=strategy),
     )
-    claims = await Readers(Service(MemoryBus(), "governor", "r"), config).claims()
+    claims = await Readers(Service(MemoryBus(), "governor", "r"), reader_settings(config)).claims()
     rewards = {subjects.event("reward", "r", "live", env): env for env in config.environments}
     held = [claim for claim in claims if claim.stream == EVENTS and claim.holder.startswith("curriculum")]
     assert {rewards[claim.subject] for claim in held if claim.subject in rewards} == claiming
@@ -35,7 +36,7 @@ async def test_an_environment_that_the_run_no_longer_has_is_claimed_for_as_one_w
         environments={"own": EnvironmentConfig(kind="spell_backward")},
         curriculum=CurriculumConfig(strategy=strategy),
     )
-    claims = await Readers(Service(MemoryBus(), "gc", "r"), config, ["gone"]).claims()
+    claims = await Readers(Service(MemoryBus(), "gc", "r"), reader_settings(config), ["gone"]).claims()
     rewards = {subjects.event("reward", "r", "live", env): env for env in ("own", "gone")}
     held = {claim.subject for claim in claims if claim.stream == EVENTS and claim.holder.startswith("curriculum")}
     assert {rewards[subject] for subject in held & rewards.keys()} == claiming

@@ -18,6 +18,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.retention import Hold, LostRange, Retention
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
+from lachesis.services.stage_settings import recovery_settings
 
 EMPTY = Retention(run="r")
 
@@ -41,10 +42,10 @@ async def test_a_record_that_lists_all_is_whole_however_it_lists_it(
     config = RunConfig(run="r", folder=str(tmp_path), environments={"sums": EnvironmentConfig(kind="x")})
     async with MemoryBus() as bus:
         await bus.put(keys.RETENTION, encode(stored))
-        record, lacks = await _whole_record(cast("NatsBus", bus), config, UnusableState())
+        record, lacks = await _whole_record(cast("NatsBus", bus), recovery_settings(config), UnusableState())
         assert (record.lost, record.trimmed, lacks) == (copy.lost, stored.trimmed, None)
         await bus.put(keys.RETENTION, encode(EMPTY))
-        record, lacks = await _whole_record(cast("NatsBus", bus), config, UnusableState())
+        record, lacks = await _whole_record(cast("NatsBus", bus), recovery_settings(config), UnusableState())
         assert (record, lacks is not None) == ((copy, True) if copied else (EMPTY, False))
 
 

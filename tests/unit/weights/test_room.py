@@ -5,11 +5,11 @@ from safetensors.torch import save_file
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.retention.budget_check import check_budgets
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.room import published_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.machine import weights
+from lachesis.services.run.budget_check import check_budgets
 
 MIB = 1 << 20
 

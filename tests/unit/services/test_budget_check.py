@@ -5,10 +5,10 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.retention.budget_check import check_budgets, least_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 from lachesis.services.preflight.machine import budgets
+from lachesis.services.run.budget_check import check_budgets, least_bytes
 from lachesis.services.supervisor.supervisor import Supervisor
 
 CONFIG = RunConfig(
