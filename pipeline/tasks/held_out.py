@@ -16,7 +16,15 @@ from lachesis.schemas.control import HeldOutRecord
 
 F = TypeVar("F", np.float32, np.float64)
 
-__all__ = ["ANY_RANK", "MIN_HELD_OUT_TASKS", "HeldOutRule", "HeldOutSplit", "choose_held_out", "mask_held_out", "reason_none_held_out"]
+__all__ = [
+    "ANY_RANK",
+    "MIN_HELD_OUT_TASKS",
+    "HeldOutRule",
+    "HeldOutSplit",
+    "choose_held_out",
+    "mask_held_out",
+    "reason_none_held_out",
+]
 
 MIN_HELD_OUT_TASKS = 8
 """If fewer tasks would be held out, none are: the error of a rate is estimated from the spread between tasks. With 8
