@@ -1,7 +1,8 @@
 """Requests an environment's leases for groups that exist, and for those that come next.
 
 Clients generate before they request room, and their groups age while they wait. So while several environments compete,
-a client is answered, and generates its next group, once its environment has a lease for that. Guarantees that the group
+or groups of one wait for room, a client is answered, and generates its next group, once its environment has a lease for
+that. Guarantees that the group
 which comes then is stored at once; that of groups which come without a lease the newest takes the environment's next
 one, so that no lease is spent on a group that is about to become too old; and that one which is too old for every batch
 is stored at no cost to its environment's share, so that its client can make a new one.
@@ -56,6 +57,8 @@ class LeaseQueue:
         """How many of each may send requests: one after a refusal, and one more after each grant."""
         self._retry_s = _FIRST_RETRY_S
         self._next = NextLeases()
+        self._is_crowded = False
+        """Whether a group had to wait for room, and no client has found any since while nothing else waited."""
         self._largest = 1
         """Bytes of the largest group that was granted a lease, fading; a lease for the next one is for as many."""
 
@@ -92,6 +95,7 @@ class LeaseQueue:
                     lease, retry_s = await self._request(sequences, size, policy_step)
                     if lease is not None:
                         return lease
+                    self._is_crowded = True
                 if mine is self._groups[-1]:  # the oldest
                     lease, retry_s = await self._request_outdated(came_under, sequences, size, policy_step)
                     if lease is not None:
@@ -120,11 +124,12 @@ class LeaseQueue:
     async def wait_for_next(self, owner: int | None, sequences: int, is_gone: Callable[[], Awaitable[bool]]) -> None:
         """Return when the client `owner` may generate its next group, of `sequences`.
 
-        That is once there is a lease for it, or at once if the environment competes with no other or is halted.
+        That is once there is a lease for it, or at once if the environment is halted, or competes with no other and has
+        room.
         """
         if len(self._clients) >= _MAX_WAITING_CLIENTS:
             return
-        mine = _Waiting(0, next(self._numbers))
+        mine, was_refused = _Waiting(0, next(self._numbers)), False
         self._clients.append(mine)
         try:
             while self._must_wait and not self._draining.is_set():
@@ -132,8 +137,10 @@ class LeaseQueue:
                 if mine in self._clients[: self._requests]:
                     lease, retry_s = await self._request(sequences, size)
                     if lease is not None:
+                        self._is_crowded &= was_refused or len(self._groups) + len(self._clients) > 1
                         await self._keep_for_next(owner, lease, sequences, size, is_gone)
                         return
+                    was_refused = True
                 with anyio.move_on_after(retry_s):
                     await turn.wait()
         finally:
@@ -155,8 +162,8 @@ class LeaseQueue:
 
     @property
     def _must_wait(self) -> bool:
-        """Whether clients have to wait: the environment competes with others for what is granted."""
-        return self._leases.is_contended and not self._leases.is_closed
+        """Whether clients have to wait: the environment competes with others for what is granted, or has no room."""
+        return (self._leases.is_contended or self._is_crowded) and not self._leases.is_closed
 
     async def _keep_for_next(
         self, owner: int | None, lease: str, sequences: int, size: int, is_gone: Callable[[], Awaitable[bool]]

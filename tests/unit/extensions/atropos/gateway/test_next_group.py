@@ -60,8 +60,7 @@ async def test_the_answer_waits_for_the_next_lease_and_the_next_group_for_nothin
         assert [group.lease for group in await world.groups()] == ["lease-1", "lease-2"]
 
 
-@pytest.mark.parametrize("why", ["alone", "halted"])
-async def test_a_client_that_need_not_wait_is_answered_at_once(world, make_scored, why):
+async def test_a_client_of_a_halted_environment_is_answered_at_once(world, make_scored):
     world.governor.contended = True
     async with world.gateway() as http:
         async with anyio.create_task_group() as tasks:
@@ -71,11 +70,30 @@ async def test_a_client_that_need_not_wait_is_answered_at_once(world, make_score
             world.governor.open = True
             await stored(world)
             world.governor.open = False
-            if why == "alone":
-                world.governor.contended = False
-            else:
-                world.governor.closed = {"words"}
+            world.governor.closed = {"words"}
         assert len(await world.groups()) == 1
+
+
+async def test_a_client_alone_waits_for_its_next_lease_only_while_there_is_no_room(world, make_scored):
+    answers = []
+    async with world.gateway() as http:
+        await http.post("/scored_data", json=make_scored(seed=1))
+        assert len(world.governor.granted) == 1, "the room is not used up, so none is kept for the next"
+
+        async def post():
+            answers.append(await http.post("/scored_data", json=make_scored(seed=2)))
+
+        async with anyio.create_task_group() as tasks:
+            world.governor.open = False
+            tasks.start_soon(post)
+            await world.until(lambda: world.governor.refusals > 2)
+            world.governor.open = True
+            await stored(world, 2)
+        assert [request.policy_step for request in world.governor.granted] == [0, 0, None]
+        await http.post("/scored_data", json=make_scored(seed=3))
+        assert len(world.governor.granted) == 3, "it has the kept lease, and there was room again: none is kept"
+        await http.post("/scored_data", json=make_scored(seed=4))
+        assert len(world.governor.granted) == 4
 
 
 async def test_a_stored_group_is_answered_with_success_however_long_there_is_no_lease_for_the_next(world, make_scored):

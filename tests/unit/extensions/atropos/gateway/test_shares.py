@@ -46,6 +46,15 @@ def test_next_to_nothing_is_generated_in_vain_once_environments_compete() -> Non
     assert sum(long.stale.values()) <= 4 * 36, "the first group of each client at most"
 
 
+@pytest.mark.parametrize("env", [Env(clients=24), Env(clients=24, takes_s=2.0)], ids=["fast", "slow"])
+def test_one_alone_that_makes_more_than_can_be_trained_generates_next_to_nothing_in_vain(env: Env) -> None:
+    short, long = (simulate({"a": env}, batch_size=16, batches=n, step_s=1.0) for n in (20, 60))
+    assert long.stale["a"] - short.stale["a"] <= 4, "some clients may find room, and make a group without a lease"
+    assert long.incomplete == []
+    pauses = [later - earlier for earlier, later in zip(long.formed_s[10:], long.formed_s[11:], strict=False)]
+    assert max(pauses) < 1.5 + env.takes_s
+
+
 def test_the_trainer_never_waits_for_environments_that_have_groups() -> None:
     envs = {"a": Env(weight=1), "b": Env(weight=3)}
     trained = simulate(envs, batch_size=32, batches=40, step_s=1.0)
