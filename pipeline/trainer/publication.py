@@ -95,12 +95,15 @@ class PolicyPublisher:
     async def publish_again(self, version: str) -> None:
         """Store and announce the newest weights once more, if they are of this version.
 
-        The stored ones are damaged. Weights in shared memory are stored nowhere else.
+        The stored ones are damaged. Weights in shared memory are stored nowhere else: only their pointer can be.
         """
         async with self._publishing:
             await self._publications.finish()  # else the newest weights may be those of the next version
             policy = self._feed.policy
-            if self._newest is None or self.shared is not None or policy is None or policy.version != version:
+            if self._newest is None or policy is None or policy.version != version:
+                return
+            if self.shared is not None:
+                await self.shared.announce_again()
                 return
             self._sender.forget()
             await self._publications.start(partial(self._publish, *self._newest))

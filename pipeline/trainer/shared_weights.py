@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
@@ -33,6 +35,8 @@ _POLL_S = 0.02
 _SILENT_S = 10.0
 """Seconds of waiting for the server after which the trainer says so."""
 _TOPIC = "shared weights"
+_POINTER_BYTES = 4096
+"""Room that a pointer file takes at most."""
 
 
 class SharedWeights:
@@ -53,6 +57,11 @@ class SharedWeights:
         """Name the weights that are in the segment now. The policy record is to follow."""
         self._segment.publish(version)
         self._version = str(version)
+
+    async def announce_again(self) -> None:
+        """Write the pointer file once more: the one that was there is damaged or deleted."""
+        write = partial(self._segment.announce, self._folder)
+        await write_when_room(self._folder, write, needed_bytes=_POINTER_BYTES)
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The trainer of shared weights: it changes them while a server that has the last ones is paused, and not otherwise."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import anyio
 import anyio.to_thread
@@ -9,8 +10,10 @@ import pytest
 from lachesis.pipeline.errors import InfrastructureError, ServerAwayError
 from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.model.shared_memory import WeightSegment
+from lachesis.pipeline.model.shared_memory import SegmentReader, WeightSegment, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
+from lachesis.pipeline.trainer.publication import PolicyPublisher
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
 
 
@@ -125,3 +128,21 @@ async def test_no_weights_change_before_those_of_the_last_step_have_their_versio
         assert (world.steps, world.server.paused) == ([], False)
         world.shared.publish(world.version)
     assert world.steps == [True]
+
+
+@pytest.mark.parametrize("damaged", [b"{}", None])
+async def test_a_pointer_that_was_damaged_or_deleted_is_written_again_once_its_policy_is_refused(world, damaged):
+    pointer = segment_pointer(world.folder)
+    if damaged is not None:
+        pointer.write_bytes(damaged)
+    async with anyio.create_task_group() as tasks:
+        publisher = object.__new__(PolicyPublisher)
+        publisher.shared, publisher._newest = world.shared, (0, {})
+        publisher._publishing, publisher._publications = anyio.Lock(), OneAtATime(tasks)
+        publisher._feed = SimpleNamespace(policy=SimpleNamespace(version=str(world.version)))
+        await publisher.publish_again("1-of-an-earlier-life")
+        assert not pointer.exists() or pointer.read_bytes() == damaged
+        await publisher.publish_again(str(world.version))
+    reader = SegmentReader(pointer)
+    assert reader.generation == world.segment.generation
+    reader.check_version(world.version)
