@@ -154,10 +154,9 @@ class Publisher:
             if last is not None and last.headers.get(MSG_ID_HEADER) == msg_id:
                 return last.seq
             found = 0 if last is None else last.seq
-            # a copy that lags behind says nothing of history
-            if 0 < found < expected and not reads_by_key(
-                self._link, stream
-            ):  # none at all: it was deleted, as chunks and keys are
+            if found < expected and not reads_by_key(self._link, stream):  # a copy that lags says nothing of history
+                if found == 0:  # chunks and keys are deleted, and so is what somebody purges
+                    raise FencedError(f"{subject}: nothing is left there, and {expected} was the last: it was deleted")
                 raise HistoryLostError(
                     f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it "
                     "had acknowledged, or its store was replaced by an older one"

@@ -74,6 +74,13 @@ async def test_a_lost_commit_that_was_overtaken_is_fenced(
         await lossy.commit(STATE, b"ours", expected=0, msg_id="a-0")
 
 
+async def test_a_commit_after_messages_that_were_deleted_blames_no_other_writer(nats_bus: NatsBus) -> None:
+    seq = await nats_bus.commit(STATE, b"0", expected=0, msg_id="a-0")
+    await nats_bus._link.nc.jetstream().purge_stream(stream_name("run", LEDGER), subject=STATE)
+    with pytest.raises(FencedError, match=f"nothing is left there, and {seq} was the last: it was deleted"):
+        await nats_bus.commit(STATE, b"1", expected=seq, msg_id="a-1")
+
+
 async def test_a_reader_whose_consumer_vanishes_goes_on(nats_bus: NatsBus) -> None:
     js, stream = nats_bus._link.nc.jetstream(), stream_name("run", ROLLOUTS)
     for i in range(600):
