@@ -7,6 +7,7 @@ from lachesis.pipeline.tasks.columns import column, is_missing
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.row_stores import DatasetRow
+from lachesis.pipeline.tasks.thoughts import answer_part, thought_spans
 from lachesis.pipeline.tasks.transcripts import read_transcript
 from lachesis.schemas.errors import ConfigError
 
@@ -14,6 +15,8 @@ __all__ = ["DEFAULT_ANSWER", "AnswerColumn"]
 
 DEFAULT_ANSWER = "answer"
 """The column of the answer, unless the parameter `answer` names another."""
+_TRUTH_VALUES = frozenset({"true", "false"})
+"""As tables have them, in any case."""
 
 
 class AnswerColumn:
@@ -65,7 +68,7 @@ class AnswerColumn:
         """Return the reference: a text, or several of which any is right."""
         if not isinstance(value, list):
             return self._one(value, where)
-        known = [self._one(one, where) for one in value if not is_missing(one)]
+        known = [self._one(one, where) for one in value if not is_missing(one) and str(one).strip()]
         if not known:
             raise ConfigError(f"{where}: its answer is {value!r:.60} (list), an empty list. Mend it: drop the row")
         return known[0] if len(set(known)) == 1 else list(dict.fromkeys(known))
@@ -76,9 +79,10 @@ class AnswerColumn:
 
     def _word(self, value: Any, where: str) -> str:
         given = str(value).lower() if isinstance(value, bool) else reference_text(value, where)
-        found = (self._words or {}).get(given)
+        words = self._words or {}
+        found = words.get(given, words.get(given.lower()) if given.lower() in _TRUTH_VALUES else None)
         if found is None:
-            known = ", ".join(map(repr, self._words or {}))
+            known = ", ".join(map(repr, words))
             raise ConfigError(
                 f"{where}: its answer is {given!r:.60}, for which answer_words has no word, only for {known}"
             )
@@ -91,6 +95,10 @@ class AnswerColumn:
                 'right answer: answer_words = { true = "yes", false = "no" }'
             )
         text = reference_text(value, where)
+        if text.startswith("<") and thought_spans(text)[:1] and thought_spans(text)[0][0] == 0:
+            text = answer_part(text)  # what a model wrote
+            if not text.strip():
+                raise ConfigError(f"{where}: its answer is a thought without an answer behind it: {str(value)[-60:]!r}")
         if self._after is not None:
             _, mark, text = text.rpartition(self._after)
             if not mark or not text.strip():

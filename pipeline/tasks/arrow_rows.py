@@ -43,6 +43,7 @@ class ArrowRows(Rows):
         if table.num_rows > _MAX_ROWS:
             raise ConfigError(f"data set {where}: it has {table.num_rows} rows; at most {_MAX_ROWS} are read")
         self._table = _written_out(table).combine_chunks()
+        self._form = {"maps_as_pydicts": "lossy"} if any(map(_holds_map, self._table.schema.types)) else {}
         self.size_bytes = int(self._table.nbytes)
         self._check_rows(0, len(self))
 
@@ -52,7 +53,10 @@ class ArrowRows(Rows):
     def __getitem__(self, index: int) -> DatasetRow:
         table = self._table
         try:
-            return {name: cells[index].as_py() for name, cells in zip(table.column_names, table.columns, strict=True)}
+            return {
+                name: cells[index].as_py(**self._form)
+                for name, cells in zip(table.column_names, table.columns, strict=True)
+            }
         except arrow_errors() as error:
             raise ConfigError(f"data set {self._where} row {index + 1}: {error}") from error
 
@@ -61,7 +65,7 @@ class ArrowRows(Rows):
         first = 0
         for batch in self._table.to_batches(max_chunksize=max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // row_bytes))):
             try:
-                columns = [cells.to_pylist() for cells in batch.columns]
+                columns = [cells.to_pylist(**self._form) for cells in batch.columns]
             except arrow_errors() as error:
                 place = f"rows {first + 1} to {first + batch.num_rows}"
                 raise ConfigError(f"data set {self._where} {place}: {error}") from error
@@ -102,6 +106,13 @@ def _shortest(column: Any) -> Any:
         shown = [None if one is None else str(np.float16(one)) for one in numbers]
         return pa.chunked_array([pa.array(shown, pa.string()).cast(pa.float64())])
     return column.cast(pa.string()).cast(pa.float64())
+
+
+def _holds_map(kind: Any) -> bool:
+    """Return whether a type is a map, or has one inside: Java's and Spark's form of an object."""
+    import pyarrow as pa
+
+    return pa.types.is_map(kind) or any(_holds_map(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _plain(kind: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lachesis.pipeline.tasks.choices import read_choices
-from lachesis.pipeline.tasks.columns import INSTRUCTION, SECOND_PARTS
+from lachesis.pipeline.tasks.columns import INSTRUCTION, SECOND_PARTS, is_missing
 from lachesis.pipeline.tasks.references import holds_list
 from lachesis.pipeline.tasks.row_stores import DatasetRow
 from lachesis.pipeline.tasks.task import Task
@@ -16,10 +16,15 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["RowDoubts"]
 
-_MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil"})
+_MISSING = frozenset({"null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "nil", "Nan"})
 _SHEET_ERRORS = ("#N/A", "#REF!", "#VALUE!", "#NAME?", "#DIV/0!", "#NUM!", "#NULL!", "#ERROR!")
 _SYSTEM = "system"
 _CHOICES = ("choices", "options", "endings", "mc1_targets")
+_UNSEEN = {
+    "tools": "tools",
+    **dict.fromkeys(("image", "images", "picture", "video", "videos", "audio", "audios"), "a picture or a recording"),
+}
+"""Columns that belong to a prompt and that an environment of kind dataset cannot put into it, and what is in them."""
 _MAX_SHOWN = 60
 
 
@@ -40,6 +45,7 @@ class RowDoubts:
         self._unasked = (0, "")
         self._inputs = (0, "")
         self._marked = (0, "")
+        self._unseen: dict[str, int] = {}
 
     def check_row(self, row: DatasetRow, task: Task) -> None:
         """Count a row that is used."""
@@ -55,6 +61,9 @@ class RowDoubts:
             self._unasked = self._unasked[0] + 1, self._unasked[1] or name
         if (name := _unasked_input(row, task)) is not None:
             self._inputs = self._inputs[0] + 1, self._inputs[1] or name
+        for name in _UNSEEN.keys() & row.keys():
+            if not is_missing(row[name]) and len(str(row[name])) > len("[]"):
+                self._unseen[name] = self._unseen.get(name, 0) + 1
         if (mark := next(filter(None, (template_mark(one.content) for one in task.messages)), None)) is not None:
             self._marked = self._marked[0] + 1, self._marked[1] or mark
 
@@ -86,6 +95,12 @@ class RowDoubts:
                 f"{self._inputs[0]} of {self._rows} rows have a text in the column {self._inputs[1]!r}, which belongs "
                 f"to the column {INSTRUCTION!r}, and which the model does not see. To ask with it, give template = "
                 f'"{{{INSTRUCTION}}}\\n{{{self._inputs[1]}}}"'
+            )
+        for name, count in sorted(self._unseen.items()):
+            yield (
+                f"{count} of {self._rows} rows have {_UNSEEN[name]} in the column {name!r}, which the model does not "
+                "see: an environment of kind dataset asks in text alone. Write an environment of your own for them, or "
+                "leave those rows out"
             )
         if self._marked[0]:
             yield (

@@ -245,6 +245,8 @@ def parsed_row(data: bytes, where: str) -> DatasetRow:
             cure = "; each object must stand in a line of its own, with nothing behind it"
         elif data.strip() == b"{":
             cure = "; each object must stand in one line: write the rows without indentation"
+        elif "truncated" in str(error):
+            cure = "; the line is cut off, as where a download was: fetch the file again, or remove the line"
         elif isinstance(error, UnicodeDecodeError):
             cure = "; save the file as UTF-8"
         raise ConfigError(f"data set {where}: {error}{cure}") from error

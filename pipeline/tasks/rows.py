@@ -26,6 +26,13 @@ __all__ = ["ENDINGS", "read_file", "read_named"]
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _CSV = (".csv", ".tsv")
+_OTHER_KINDS = {
+    (".zip", ".tar", ".tgz", ".tar.gz", ".7z"): ": unpack it",
+    (".xlsx", ".xls", ".ods"): ": save the table as CSV",
+    (".arrow", ".feather", ".pkl", ".pickle", ".h5", ".orc", ".avro"): ": write it as Parquet",
+    (".yaml", ".yml", ".txt", ".xml"): ": write the rows as JSON lines",
+}
+"""What to do with files of other kinds, by the endings of their names."""
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", ".ndjson", ".tsv")
 
 
@@ -41,7 +48,8 @@ def read_file(path: Path, names: frozenset[str], lines: LinePlaces | None = None
     ending = (path.with_suffix("") if packed else path).suffix.lower()
     if ending not in ENDINGS:
         kinds = f"{', '.join(ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
-        raise ConfigError(f"data set {path}: the name must end in {kinds}")
+        cure = next((text for end, text in _OTHER_KINDS.items() if path.name.lower().endswith(end)), "")
+        raise ConfigError(f"data set {path}: the name must end in {kinds}{cure}")
     most = half_of_free_memory()
     try:
         _check_regular(path)

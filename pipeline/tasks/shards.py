@@ -6,6 +6,7 @@ named with its file.
 
 import bisect
 import glob
+import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
@@ -19,6 +20,10 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["find_shards", "read_files"]
 
 _SPLIT = re.compile(r"(?<![a-z])(train|test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:^|/)([a-z0-9]{2,}):/", re.IGNORECASE)
+"""An address, also where a configuration has made a path of it."""
+_SAVED = frozenset({"dataset_info.json", "state.json"})
+"""What `save_to_disk` of the package datasets writes beside its Arrow files."""
 _USE_GLOB = "name those that you mean by a glob, folder/train-*.jsonl say, or as a list"
 
 
@@ -46,6 +51,11 @@ def read_files(files: Sequence[Path], names: frozenset[str], lines: Sequence[Lin
 
 
 def _files_of(path: str) -> list[Path]:
+    path = os.path.expanduser(path)  # noqa: PTH111 - it stays as it is for a user without a home
+    if address := _ADDRESS.search(path):
+        cure = 'give name = "OWNER/NAME" instead of path' if address[1] == "hf" else "download it first"
+        given = path[address.start(1) :]
+        raise ConfigError(f"data set {given}: path is a file or folder of this machine, no address; {cure}")
     place = Path(path)
     if place.is_dir() and place.suffix.lower() != ".parquet":
         return _files_in(place)
@@ -59,6 +69,11 @@ def _files_of(path: str) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     shards = [file for file in folder.iterdir() if file.is_file() and file.name[0] not in "._" and _kind(file)]
+    if {file.name for file in shards} >= _SAVED or (folder / "dataset_dict.json").exists():
+        raise ConfigError(
+            f"data set {folder}: the folder was written by save_to_disk of the package datasets: write it as Parquet, "
+            f"datasets.load_from_disk({str(folder)!r}).to_parquet(...)"
+        )
     if not shards:
         raise ConfigError(f"data set {folder}: the folder holds no file that ends in {', '.join(ENDINGS)}")
     for what, kinds in (

@@ -197,6 +197,75 @@ def test_prompts_with_the_marks_of_a_chat_template_are_named(tmp_path: Path, pro
     assert made(tmp_path, [*PAIRS, {"prompt": "a < b, [1], <b> and ### Human", "answer": "1"}]).doubts == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "params", "reference"),
+    [
+        ("<think>9 + 9, so 18?</think>\n18", {}, "18"),
+        ("18\u200b", {}, "18"),
+        (["18", "", None, " "], {}, "18"),
+        ("True", {"answer_words": {"true": "yes", "false": "no"}}, "yes"),
+        ("FALSE", {"answer_words": {"true": "yes", "false": "no"}}, "no"),
+        ("Yes", {"answer_words": {"Yes": "1", "yes": "2"}}, "1"),
+    ],
+)
+def test_answers_as_models_and_tables_write_them(tmp_path: Path, answer: Any, params: Any, reference: str) -> None:
+    assert made(tmp_path, [{"prompt": "9 + 9?", "answer": answer}], **params).task(0).task["answer"] == reference
+
+
+def test_a_thought_without_an_answer_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its answer is a thought without an answer behind it: '<think>Let me see"):
+        made(tmp_path, [{"prompt": "9 + 9?", "answer": "<think>Let me see"}])
+
+
+def test_tools_and_pictures_that_the_model_does_not_see_are_named(tmp_path: Path) -> None:
+    rows = [{**PAIRS[0], "tools": [{"name": "w"}], "images": []}, {**PAIRS[1], "tools": "[]", "images": ["a.png"]}]
+    pictures, tools = made(tmp_path, rows).doubts
+    assert "1 of 2 rows have a picture or a recording in the column 'images', which the model does not see" in pictures
+    assert "1 of 2 rows have tools in the column 'tools', which the model does not see" in tools
+
+
+def test_maps_of_parquet_are_objects(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.map_(pa.string(), pa.string())))
+    rows = {"prompt": ["a", "b"], "about": pa.array([[("x", [[("y", str(n))]])] for n in range(2)], kind)}
+    pq.write_table(pa.table(rows), tmp_path / "maps.parquet")
+    env = Dataset(path=str(tmp_path / "maps.parquet"), answer="about.x.0.y")
+    assert [env.task(n).task["answer"] for n in range(2)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("https://host/x.jsonl", "data set https://host/x.jsonl: path is a file or folder of this machine, no address"),
+        ("/run/hf:/datasets/o/n/x.parquet", 'no address; give name = "OWNER/NAME" instead of path'),
+        ("rows.xlsx", ".zst: save the table as CSV"),
+        ("rows.tar.gz", ".zst: unpack it"),
+        ("rows.arrow", ".zst: write it as Parquet"),
+    ],
+)
+def test_what_is_no_file_of_rows_is_said_with_what_to_do(path: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Dataset(path=path)
+    assert said in str(error.value)
+
+
+def test_a_folder_of_save_to_disk_a_line_that_is_cut_and_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name in ("dataset_info.json", "state.json", "data-00000-of-00001.arrow"):
+        (saved / name).write_text("{}")
+    with pytest.raises(ConfigError, match="was written by save_to_disk of the package datasets: write it as Parquet"):
+        Dataset(path=str(saved))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "cut.jsonl"
+    file.write_text(json.dumps(PAIRS[0]) + '\n{"prompt": "nine and')
+    with pytest.raises(ConfigError, match="line 2: Input data was truncated; the line is cut off"):
+        Dataset(path="~/cut.jsonl")
+    file.write_text(json.dumps(PAIRS[0]))
+    assert len(Dataset(path="~/cut.jsonl")) == 1
+
+
 def test_any_of_several_answers(tmp_path: Path) -> None:
     rows = [{"prompt": str(n), "answer": answer} for n, answer in enumerate([["a", "b"], ["a"], [1, 1.0], ["a", None]])]
     env = made(tmp_path, rows)
