@@ -114,7 +114,7 @@ class RunTables:
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     def _call(self, *arguments: str) -> bytes:
-        command = [sys.executable, "-m", "lachesis", *arguments, *self._arguments]
+        command = [sys.executable, "-P", "-m", "lachesis", *arguments, *self._arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode != 0:
             raise ConfigError(done.stderr.decode(errors="replace").strip().removeprefix("lachesis: "))

@@ -243,10 +243,11 @@ async def _check_deterministic(name: str, params: Mapping[str, Any], make: Calla
 
 async def _digests_elsewhere(name: str, params: Mapping[str, Any]) -> list[str]:
     code = (
-        f"import json, sys; sys.path.insert(0, ''); from {__name__} import task_digests; "
+        f"import json, sys; sys.path[:] = json.loads(sys.argv[3]); from {__name__} import task_digests; "
         "found = task_digests(sys.argv[1], json.loads(sys.argv[2])); print('\\n' + json.dumps(found))"
     )
-    command = [sys.executable, "-c", code, name, msgspec.json.encode(params).decode()]
+    given = [msgspec.json.encode(value).decode() for value in (params, sys.path)]
+    command = [sys.executable, "-P", "-c", code, name, *given]
     with anyio.move_on_after(_PROCESS_TIMEOUT_S):
         ended = await anyio.run_process(command, check=False)
         if ended.returncode:

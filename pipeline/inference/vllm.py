@@ -171,7 +171,7 @@ async def start_vllm(
             env=_environment(folder, role, tokenizer_hash)
             | _visible_gpus(settings.gpus)
             | cpu_cache(settings.args, os.environ)
-            | {OWNER: str(os.getpid())}
+            | {OWNER: str(os.getpid()), "PYTHONSAFEPATH": "1"}  # as -P, which an older Python would not take
             | secrets,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then; see vllm_owner

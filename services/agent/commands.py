@@ -37,7 +37,7 @@ async def call_command(*arguments: str, codes: Collection[int] = (0,), lines: bo
     """
     if any("\0" in one or encodable(one) != one for one in arguments):
         raise CommandError("the arguments hold characters that no command can be given")
-    command = [sys.executable, "-m", "lachesis", *arguments]
+    command = [sys.executable, "-P", "-m", "lachesis", *arguments]
     async with await anyio.open_process(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -8,17 +8,19 @@ Each command is a module: its options, its help and its work. `commands` is the 
 import os
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import typer
 
 from lachesis.pipeline.common.os_errors import explain_os_error
-from lachesis.pipeline.common.safe_text import protect_output
+from lachesis.pipeline.common.safe_text import printable, protect_output
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import leaves
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.commands import app
 from lachesis.services.cli.own_code import guard_own_code, runs_own_code
 from lachesis.services.run.private_files import make_files_private
+from lachesis.services.run.trusted import describe_foreign_modules, is_trusted
 
 __all__ = ["main"]
 
@@ -27,7 +29,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run the command line and exit. As with `python -m`, modules in the current folder can be named."""
+    """Run the command line and exit. Modules in the current folder can be named, if no other user wrote them."""
     protect_output()
     make_files_private()
     try:
@@ -35,10 +37,19 @@ def main() -> None:
     except FileNotFoundError:
         print("lachesis: the current folder was deleted; change to one that is there: cd", file=sys.stderr)
         sys.exit(2)
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    _add_current_folder()
     with guard_own_code() if runs_own_code(sys.argv[1:]) else nullcontext():
         _run_command()
+
+
+def _add_current_folder() -> None:
+    folder = Path.cwd()
+    if sys.path[:1] in ([""], [str(folder)]) and not sys.flags.safe_path:
+        del sys.path[0]  # of `python -m`
+    if is_trusted(folder):
+        sys.path.insert(0, "")
+    elif (text := describe_foreign_modules(folder)) is not None:
+        print(f"lachesis: {printable(text)}", file=sys.stderr)
 
 
 def _run_command() -> None:

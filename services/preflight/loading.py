@@ -359,7 +359,7 @@ async def check_loads(
     further = [*["--models"] * models, *["--prompts"] * prompts]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reaper = "--reaper", str(theirs.fileno())
-    command = [sys.executable, "-m", "lachesis", "load-check", *arguments, *further, *reaper]
+    command = [sys.executable, "-P", "-m", "lachesis", "load-check", *arguments, *further, *reaper]
     found: dict[str, LoadFinding] = {}
     late = True
     with ours:

@@ -18,11 +18,10 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.run.file_names import EFFECTIVE_FILE, RUN_FILE
 
 __all__ = ["EFFECTIVE_FILE", "MODEL_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]
 
-RUN_FILE = "run.toml"
-EFFECTIVE_FILE = "run.effective.toml"
 MODEL_FILE = "first_model.json"
 """Notes the model of the first start."""
 _MARK = "# The configuration of run "

@@ -1,7 +1,8 @@
-"""Checks whether a run's folder may be used: no other user may have written what is in it.
+"""Checks whether a folder may be used: no other user may have written what is in it.
 
 The configuration in a folder names code, so a folder that another user made in the current one would run that user's
-code as this user, who may be root. Guarantees that a folder is used only if it, its configuration and what Python would
+code as this user, who may be root. So would a module in the current folder, which could even take the place of one that
+is installed. Guarantees that a folder is used only if it, its configuration and what Python would
 import from it belong to this user or to root and no other user can write them. The way out is a list of folders that
 the user trusts whatever their owner: containers and network file systems may show one's own folder as another's.
 """
@@ -15,9 +16,9 @@ from pathlib import Path
 
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE
+from lachesis.services.run.file_names import EFFECTIVE_FILE, RUN_FILE
 
-__all__ = ["check_trusted", "is_trusted", "trusted_folders_file"]
+__all__ = ["check_trusted", "describe_foreign_modules", "is_trusted", "trusted_folders_file"]
 
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
 _MAX_DEPTH = 8
@@ -42,6 +43,19 @@ def check_trusted(folder: Path) -> None:
 def is_trusted(folder: Path) -> bool:
     """Whether `check_trusted` passes."""
     return next(_doubts(folder), None) is None or _is_listed(folder)
+
+
+def describe_foreign_modules(folder: Path) -> str | None:
+    """Return why modules in a folder may not be imported, and the way out; None if they may, or there are none."""
+    if is_trusted(folder) or next(_importable(folder), None) is None:
+        return None
+    path, why = next(_doubts(folder))
+    file = trusted_folders_file(os.environ)
+    listed = "" if file is None else f"; if you trust them as they are, add the line {folder.absolute()} to {file}"
+    return (
+        f"modules in the current folder are not used, since {path} {why}. If it is yours, "
+        f"`chown -R {_name(os.geteuid())} {path}` and `chmod -R go-w {path}`{listed}"
+    )
 
 
 def trusted_folders_file(environ: Mapping[str, str]) -> Path | None:

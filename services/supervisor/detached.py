@@ -94,7 +94,7 @@ def _keeper(arguments: Sequence[str], log: IO[bytes], address: str) -> Iterator[
     Not by anyio, which would end it with this process.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "lachesis", "runs", "keep", *arguments],
+        [sys.executable, "-P", "-m", "lachesis", "runs", "keep", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -248,7 +248,7 @@ class ForkServers:
         return self._folder / f"forkserver-{kind}.sock"
 
     def _command(self, kind: str) -> list[str]:
-        return [sys.executable, "-m", "lachesis", "forkserver", kind, str(self._door(kind)), *self._arguments]
+        return [sys.executable, "-P", "-m", "lachesis", "forkserver", kind, str(self._door(kind)), *self._arguments]
 
     async def _start(self, kind: str) -> _ForkServerProcess:
         await anyio.sleep_until(self._earliest.get(kind, 0.0))

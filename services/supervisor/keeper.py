@@ -106,7 +106,7 @@ class _Life:
 
     def __init__(self, config: RunConfig, arguments: Sequence[str], environ: dict[str, str] | None = None) -> None:
         self._config = config
-        self._command = [sys.executable, "-m", "lachesis", "up", *arguments]
+        self._command = [sys.executable, "-P", "-m", "lachesis", "up", *arguments]
         without = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         self._environ = without if environ is None else environ
 

@@ -464,7 +464,7 @@ class Supervisor:
         )
         if not anew and (forked := await self._forks.fork(reported)) is not None:
             return forked
-        command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
+        command = [sys.executable, "-P", "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
         held = find(planned.service).socket
         if held is None or (listener := self._hold_listener(planned.service, held)) is None:

@@ -45,7 +45,7 @@ __all__ = ["WorkerPool", "open_workers"]
 
 log = logging.getLogger("lachesis")
 
-_COMMAND = [sys.executable, "-m", "lachesis.pipeline.offline.replay.worker"]
+_COMMAND = [sys.executable, "-P", "-m", "lachesis.pipeline.offline.replay.worker"]
 _MAX_DEATHS = 5
 """Workers that may end, one after the other, without an answer, or over the same rollouts."""
 

@@ -247,7 +247,7 @@ async def _started_ranks(leader: Leader, place: RankPlace, folder: Path) -> Asyn
             for rank in range(1, place.size):
                 own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": place.size, STORE_VARIABLE: folder / "store"}
                 process = await anyio.open_process(
-                    [sys.executable, "-m", "lachesis", "run", "trainer", "--config", str(file)],
+                    [sys.executable, "-P", "-m", "lachesis", "run", "trainer", "--config", str(file)],
                     stdin=subprocess.DEVNULL,
                     stdout=None,
                     stderr=None,

@@ -1,6 +1,8 @@
 """A run's folder that others may have written is not used: what lies in it would run as this user."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,48 @@ def test_who_became_root_by_sudo_is_trusted(folder: Path, monkeypatch: pytest.Mo
     assert STRANGER in trusted._own_users()
     monkeypatch.setattr(trusted.os, "geteuid", lambda: 1)
     assert STRANGER not in trusted._own_users()
+
+
+SHADOWS = ("msgspec", "typer", "wandb")
+
+
+def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Call a command in a folder as its script does, or as `python -m`."""
+    called = [sys.executable, *(options or ("-P", "-c", "from lachesis.services.cli import main; main()")), "status"]
+    return subprocess.run(called, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.outside
+def test_modules_that_another_user_put_into_the_current_folder_are_not_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    here, ran = folder.parent.parent, folder / "ran"
+    for name in SHADOWS:
+        (here / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write(__name__)\n")
+        give_away(here / f"{name}.py", monkeypatch)
+    for options in ((), ("-P", "-m", "lachesis")):
+        said = command(here, *options).stderr
+        assert "modules in the current folder are not used" in said
+        assert f"belongs to the user {STRANGER}" in said
+        assert "Traceback" not in said
+    assert not ran.exists()
+    trusted_list = here / "config/lachesis/trusted_folders"
+    trusted_list.parent.mkdir(parents=True)
+    trusted_list.write_text(f"{here}\n")
+    trusted_list.chmod(0o600)
+    assert "modules in the current folder" not in command(here).stderr
+
+
+@pytest.mark.parametrize("module", ["services", "pipeline"])
+def test_no_process_of_ours_begins_with_the_modules_of_the_current_folder(module: str) -> None:
+    """`python -m` without -P imports from there before anything can be checked."""
+    source = Path(__file__).parents[3] / module
+    begun = [
+        f"{path.relative_to(source)}:{number}"
+        for path in source.rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if 'sys.executable, "-m"' in line
+    ]
+    assert begun == []
