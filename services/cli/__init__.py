@@ -29,7 +29,10 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run the command line and exit. Modules in the current folder can be named, if no other user wrote them."""
+    """Run the command line and exit.
+
+    Modules in the current folder can be named, unless another user may have written them.
+    """
     protect_output()
     make_files_private()
     try:

@@ -91,8 +91,9 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
         costs.append(f"training goes back from step {change.from_step} to step {change.step}, {where}; steps after it "
                      "are taken again, and untrained rollouts by their policies count as dead")  # fmt: skip
     if plan.ends and not plan.has_new_copies:
-        costs.append("in the cluster every stream's copies are made again from the one that leads now: what only "
-                     "another server still has is deleted there, so copy its store first if you want it")  # fmt: skip
+        costs.append("in the cluster every stream's copies are made again from the one that leads now; what only "
+                     "another server still has is saved before, beside the file of this recovery, and the rollouts "
+                     "among it are stored once more")  # fmt: skip
     if plan.elsewhere is not None:
         costs.append(f"training is left as it is: its checkpoints are not in this folder (the newest is reported to be "
                      f"{plan.elsewhere}), and the trainer goes on from them where they are; if none is left, use "

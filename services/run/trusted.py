@@ -46,7 +46,10 @@ def is_trusted(folder: Path) -> bool:
 
 
 def describe_foreign_modules(folder: Path) -> str | None:
-    """Return why modules in a folder may not be imported, and the way out; None if they may, or there are none."""
+    """Return why modules in a folder may not be imported, and the way out.
+
+    None: they may, or there are none.
+    """
     if is_trusted(folder) or next(_importable(folder), None) is None:
         return None
     path, why = next(_doubts(folder))
