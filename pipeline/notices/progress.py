@@ -29,6 +29,13 @@ _MENDS = {
     "dead": "`lachesis dead` says why",
     "oversized": "make groups smaller, or batches larger",
 }
+_STALE = "stale"
+_STALE_WINDOW = 40
+"""Groups of which at least half must be stale for a warning about that."""
+_STALE_MEND = (
+    "they were made by an old policy, or waited for long: see which policy the inference server has, where groups wait "
+    "(`lachesis top`), and whether more is generated than is trained; batching.max_staleness is the bound"
+)
 _OUTCOMES = "batching/outcomes/"
 _FLOW = ("scorer", "teacher", "normalizer", "batcher", "trainer")
 
@@ -56,6 +63,10 @@ class StepProgress:
         self._base: dict[str, int] = {}
         self._outcomes: dict[str, int] = {}
         self._fruitless_since_s: float | None = None
+        self._window: dict[str, int] = {}
+        """Outcomes when the present window of groups began."""
+        self._stale: tuple[float, int, int] | None = None
+        """Since when at least half of the groups are stale; how many of the last window, and how large it was."""
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -97,11 +108,23 @@ class StepProgress:
         started_over = any(now.get(kind, 0) < count for kind, count in self._base.items())
         if (not self._outcomes and batched) or batched != self._base.get("batched", 0) or started_over:
             self._base = now
+        if not self._outcomes or any(now.get(kind, 0) < count for kind, count in self._window.items()):
+            self._window = now
         self._outcomes = now
+        self._count_stale(now_s)
         if fruitless_warning(self._since_batch()) is None:
             self._fruitless_since_s = None
         elif self._fruitless_since_s is None:
             self._fruitless_since_s = now_s
+
+    def _count_stale(self, now_s: float) -> None:
+        ended = sum(self._outcomes.values()) - sum(self._window.values())
+        if ended < _STALE_WINDOW:
+            return
+        stale = self._outcomes.get(_STALE, 0) - self._window.get(_STALE, 0)
+        since_s = now_s if self._stale is None else self._stale[0]
+        self._stale = (since_s, stale, ended) if 2 * stale >= ended else None
+        self._window = self._outcomes
 
     def _since_batch(self) -> dict[str, int]:
         return {kind: count - self._base.get(kind, 0) for kind, count in self._outcomes.items()}
@@ -118,6 +141,10 @@ class StepProgress:
             yield Notice(
                 key="fruitless", source="batcher", what=what, since_ns=since, mend=mend, held_up=["trainer"], stops=True
             )
+        if self._stale is not None and not self.is_finished:
+            since_s, stale, ended = self._stale
+            what = f"{stale} of the last {ended} groups were too old to train on when they were complete"
+            yield Notice(key=_STALE, source="batcher", what=what, since_ns=now.ago_ns(since_s), mend=_STALE_MEND)
         usual_s, last_s = self._usual_s(), self._last_s
         limit_s = _FIRST_STEP_S if usual_s is None else max(_MIN_STANDSTILL_S, _USUAL_STEPS * usual_s)
         if not self._trains or self.is_finished or last_s is None or now.s - last_s <= limit_s:
