@@ -124,8 +124,10 @@ def read_raw(path: Path) -> RawFile:
         if isinstance(error, OSError) and error.errno in EXHAUSTED:
             raise InfrastructureError(f"weights file {path} cannot be read: {error}.") from error
         raise DataError(f"weights file {path} cannot be read: {error}.") from error
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    if content.size - 8 < length <= _MAX_HEADER_BYTES:
+        raise DataError(f"weights file {path} cannot be read: it is cut off within its header.")
     try:
-        (length,) = struct.unpack("<Q", content[:8].tobytes())
         header: dict[str, Any] = json.loads(content[8 : 8 + min(length, _MAX_HEADER_BYTES)].tobytes())
         metadata = dict[str, str](header.pop("__metadata__", {}).items())
         _check_text([*metadata.values(), *header])
@@ -136,7 +138,7 @@ def read_raw(path: Path) -> RawFile:
         canonical = _header(list(forms.values()), metadata)
         end = len(canonical) + sum(form.nbytes for form in forms.values())
         is_canonical = content.size == end and content[: len(canonical)].tobytes() == canonical
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"weights file {path} cannot be read: {type(error).__name__}: {error}.") from error
     if torn:
         raise DataError(f"weights file {path} cannot be read: it is cut off and lacks bytes of {some(torn)}.")

@@ -56,6 +56,9 @@ def test_no_file_and_a_torn_one(tmp_path, tensors):
     path.write_bytes(whole[:-1])
     with pytest.raises(DataError, match=said):
         read_raw(path)
+    path.write_bytes(whole[:40])
+    with pytest.raises(DataError, match=f"^weights file {path} cannot be read: it is cut off within its header.$"):
+        read_raw(path)
 
 
 def test_a_file_that_this_process_cannot_open_for_now_is_no_bad_one(tmp_path):
