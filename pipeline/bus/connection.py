@@ -48,6 +48,8 @@ _RETRY_S = 0.2
 _CLOSE_S = 0.5
 _LISTENS_S = 1.0
 _DEFAULT_PORT = 4222
+_OTHER_PORT = "attempted to connect to"
+"""How a nats-server begins what it says to a client at its port for leaf nodes, gateways or routes."""
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
@@ -138,6 +140,11 @@ def _no_answer(config: ConnectionConfig, shown: str, error: Exception, *, listen
         return (
             f"what listens at {shown} is no websocket of a nats-server ({reason:.80}): for its ordinary port write "
             "nats:// or tls://"
+        )
+    if listens and _OTHER_PORT in reason.lower():
+        return (
+            f"what listens at {shown} is another port of a nats-server ({reason:.80}): name the one for clients, 4222 "
+            "by default"
         )
     if listens and (isinstance(error, TimeoutError) or "INFO message" in reason):
         first = (

@@ -175,6 +175,7 @@ async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path
             while (status := await agent.ask("rl_check_status", run_id=run))["status"] != "finished":
                 assert status["status"] in {"starting", "running", "stopping"}, status
         assert status["metrics"]["step"] == 4
+        assert status["running_time_minutes"] > 0  # how long it went on, also once it has ended
         assert status["metrics"].keys() >= {"reward_mean", "percent_correct", "staleness_mean", "end_to_end_p99_s"}
         assert status["metrics"]["eval_percent_correct"].keys() == {"sums"}
         assert status["logs"].keys() >= {"supervisor", "trainer", "scorer"}

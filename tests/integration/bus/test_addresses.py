@@ -126,6 +126,16 @@ async def test_a_port_that_does_not_greet_is_no_server_that_is_away(tmp_path: Pa
         await connect(f"nats://127.0.0.1:{port}", run="run", name="test", config=quick)
 
 
+async def test_a_port_for_other_servers_is_named_as_that(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    quick = ConnectionConfig(connect_timeout_s=3.0)
+    leaves = f'leafnodes {{ host: "127.0.0.1", port: {port} }}'
+    async with CustomServer(tmp_path / "store", with_jetstream(tmp_path, leaves)):
+        with pytest.raises(StartupError, match=r"another port of a nats-server \(.*leaf node port.*name the one for"):
+            await connect(f"nats://127.0.0.1:{port}", run="run", name="test", config=quick)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("aiohttp") is not None, reason="aiohttp is installed")
 async def test_a_websocket_without_its_package_is_no_fault_of_the_server() -> None:
     with pytest.raises(StartupError, match=r"needs the package aiohttp: pip install aiohttp"):
