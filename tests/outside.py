@@ -4,6 +4,7 @@
 """
 
 import multiprocessing.util
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -26,8 +27,9 @@ class OutsideError(AssertionError):
 
 def mark_below(folder: Path, items: list[pytest.Item]) -> None:
     """Mark every test in a folder as `outside`: what computes with torch also starts ranks, servers and workers."""
+    below = f"{folder}{os.sep}"
     for item in items:
-        if folder in item.path.parents:
+        if str(item.path).startswith(below):  # comparing with each of its parents costs 20 times as much
             item.add_marker(pytest.mark.outside)
 
 

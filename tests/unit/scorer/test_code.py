@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,17 +18,25 @@ from lachesis.schemas.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.outside
 
-RATER = CodeRater(time_s=60, total_s=120, memory_mb=256)
-HASTY = CodeRater(time_s=1, total_s=2, memory_mb=256)
-"""For programs that reach its limits; on a busy machine, any other may as well."""
+
+@cache
+def patient() -> CodeRater:
+    """Return a rater whose limits no program reaches, made by the first test that needs it: it runs a program then."""
+    return CodeRater(time_s=60, total_s=120, memory_mb=256)
+
+
+@cache
+def hasty() -> CodeRater:
+    """Return a rater for programs that reach its limits; on a busy machine, any other may as well."""
+    return CodeRater(time_s=1, total_s=2, memory_mb=256)
 
 
 def answer(code: str, *tests: dict[str, str]) -> Sample:
     return Sample(prompt="", completion=f"Here:\n```python\n{code}\n```\nDone.", task={"tests": list(tests)})
 
 
-async def rated(code: str, *tests: dict[str, str], rater: CodeRater = RATER) -> float | None:
-    return await rater.rate(answer(code, *tests))
+async def rated(code: str, *tests: dict[str, str], rater: Callable[[], CodeRater] = patient) -> float | None:
+    return await rater().rate(answer(code, *tests))
 
 
 async def test_the_share_of_passed_tests_is_the_rating() -> None:
@@ -37,8 +47,8 @@ async def test_the_share_of_passed_tests_is_the_rating() -> None:
 
 
 async def test_without_tests_it_abstains_and_without_code_it_is_zero() -> None:
-    assert await RATER.rate(Sample(prompt="", completion="x", task={})) is None
-    assert await RATER.rate(Sample(prompt="", completion="x", task={"tests": [{"output": ""}]})) == 0.0
+    assert await patient().rate(Sample(prompt="", completion="x", task={})) is None
+    assert await patient().rate(Sample(prompt="", completion="x", task={"tests": [{"output": ""}]})) == 0.0
 
 
 async def test_a_malformed_test_is_the_tasks_fault() -> None:
@@ -60,7 +70,7 @@ async def test_a_malformed_test_is_the_tasks_fault() -> None:
     ],
 )
 async def test_what_takes_too_much_or_fails_has_failed(code: str) -> None:
-    assert await rated(code, {"assert": "print('ok')"}, rater=HASTY) == 0.0
+    assert await rated(code, {"assert": "print('ok')"}, rater=hasty) == 0.0
 
 
 async def test_it_cannot_reach_a_server_on_this_machine() -> None:
@@ -103,7 +113,7 @@ async def test_no_answer_can_make_its_own_rating_missing(code: str) -> None:
 
 async def test_tests_that_come_after_the_time_is_up_have_failed() -> None:
     late = [{"input": "", "output": ""}] * 4
-    assert await rated("import time; time.sleep(60)", *late, rater=HASTY) == 0.0
+    assert await rated("import time; time.sleep(60)", *late, rater=hasty) == 0.0
 
 
 def test_a_time_limit_that_would_make_ratings_missing_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import uuid
+from functools import cache
 from pathlib import Path
 
 import anyio
@@ -18,16 +19,18 @@ from lachesis.pipeline.scorer.sandbox import sandbox as sandbox_module
 
 pytestmark = pytest.mark.outside
 PROCESSES = 16
-SANDBOX = Sandbox(
-    SandboxLimits(wall_s=20, cpu_s=10, memory_bytes=512 << 20, processes=PROCESSES),
-    required=("namespaces", "seccomp"),
-    packages=False,
-)
+
+
+@cache
+def sandbox() -> Sandbox:
+    """Return the sandbox of these tests, made by the first that needs it: making one runs a program."""
+    limits = SandboxLimits(wall_s=20, cpu_s=10, memory_bytes=512 << 20, processes=PROCESSES)
+    return Sandbox(limits, required=("namespaces", "seccomp"), packages=False)
 
 
 async def output(code: str, text: str = "") -> str | None:
     with anyio.fail_after(120):
-        return await SANDBOX.run(code.encode(), text.encode())
+        return await sandbox().run(code.encode(), text.encode())
 
 
 async def test_its_root_holds_the_interpreter_and_nothing_else() -> None:
@@ -159,7 +162,7 @@ def is_own_namespace(process: Path, name: str) -> bool:
 async def test_it_runs_without_rights_as_nobody_special() -> None:
     mark, texts = uuid.uuid4().hex, []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(SANDBOX.run, marked("import time; time.sleep(99)", mark), b"")
+        tasks.start_soon(sandbox().run, marked("import time; time.sleep(99)", mark), b"")
         with anyio.fail_after(60):
             while not texts:
                 await anyio.sleep(0.01)
@@ -227,8 +230,9 @@ print('limited')
     assert await output(hidden) == "limited\n"
 
 
-@pytest.mark.skipif("cgroups" in SANDBOX.missing, reason=f"no control groups: {SANDBOX.missing.get('cgroups')}")
 async def test_processes_share_one_limit_of_memory() -> None:
+    if "cgroups" in sandbox().missing:
+        pytest.skip(f"no control groups: {sandbox().missing['cgroups']}")
     code = """
 import os, select, signal, time
 r, w = os.pipe()
@@ -264,8 +268,8 @@ def installed(package: str) -> bool:
 
 async def test_installed_packages_are_there_if_asked_for_alone() -> None:
     code = b"try:\n    import msgspec; print('there')\nexcept ImportError: print('none')"
-    assert await SANDBOX.run(code, b"") == "none\n"
-    with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
+    assert await sandbox().run(code, b"") == "none\n"
+    with_packages = Sandbox(sandbox()._limits, required=("namespaces", "seccomp"), packages=True)
     assert await with_packages.run(code, b"") == ("there\n" if installed("msgspec") else "none\n")
 
 
@@ -273,7 +277,7 @@ async def test_numpy_computes_and_starts_no_thread_for_each_core() -> None:
     if not installed("numpy"):
         pytest.skip("this interpreter has no numpy of its own")
     code = b"import numpy; print(int(numpy.ones((9, 9)).dot(numpy.ones(9)).sum()))"
-    with_packages = Sandbox(SANDBOX._limits, required=("namespaces", "seccomp"), packages=True)
+    with_packages = Sandbox(sandbox()._limits, required=("namespaces", "seccomp"), packages=True)
     assert await with_packages.run(code, b"") == "81\n"
     shown = b"import os; print(*(os.environ[name] for name in ('OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS')))"
     assert await with_packages.run(shown, b"") == "1 1\n"
@@ -320,18 +324,18 @@ async def test_verdicts_leave_nothing_behind() -> None:
 
 
 def groups() -> set[Path]:
-    return {path for folder, _ in SANDBOX._groups for path in Path(folder).glob("lachesis-[0-9]*")}
+    return {path for folder, _ in sandbox()._groups for path in Path(folder).glob("lachesis-[0-9]*")}
 
 
 def test_no_part_of_an_answer_is_on_a_command_line() -> None:
-    assert not re.search("PROGRAM|INPUT", " ".join(SANDBOX._command("", b"PROGRAM", b"INPUT", 1.0)))
+    assert not re.search("PROGRAM|INPUT", " ".join(sandbox()._command("", b"PROGRAM", b"INPUT", 1.0)))
 
 
 def test_the_launcher_ends_a_program_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scorer may be frozen, and then neither ends it nor closes its input."""
     monkeypatch.setattr(sandbox_module, "_LAUNCH_S", 0.0)
     made = object.__new__(Sandbox)
-    vars(made).update(vars(SANDBOX) | {"_limits": SandboxLimits(2, 10, 512 << 20, PROCESSES)})
+    vars(made).update(vars(sandbox()) | {"_limits": SandboxLimits(2, 10, 512 << 20, PROCESSES)})
     program = b"import os, time\nfor _ in range(3): os.fork()\ntime.sleep(600)"
     with made._folder() as folder:
         command = made._command(folder, program, b"", 10)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from functools import cache
 from pathlib import Path
 
 import anyio
@@ -15,11 +16,6 @@ from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits
 
 pytestmark = pytest.mark.outside
 WALL_S = 1.5
-SANDBOX = Sandbox(
-    SandboxLimits(wall_s=WALL_S, cpu_s=5, memory_bytes=256 << 20, processes=16),
-    required=("namespaces", "seccomp"),
-    packages=False,
-)
 C = "import ctypes, os, signal, sys, time\nc = ctypes.CDLL(None)\n"
 STAY = "\nwhile True: time.sleep(0.05)\n"
 IN_CHILD = "\nif os.fork():\n    print('done', flush=True); os._exit(0)\n"
@@ -62,11 +58,18 @@ ESCAPES = {
 }  # fmt: skip
 
 
+@cache
+def sandbox() -> Sandbox:
+    """Return the sandbox of these tests, made by the first that needs it: making one runs a program."""
+    limits = SandboxLimits(wall_s=WALL_S, cpu_s=5, memory_bytes=256 << 20, processes=16)
+    return Sandbox(limits, required=("namespaces", "seccomp"), packages=False)
+
+
 async def escape(code: str) -> tuple[str | None, list[int]]:
     """Return a program's output, and what is alive of it at the moment of its verdict."""
     mark, output = uuid.uuid4().hex, None
     with anyio.move_on_after(WALL_S):
-        output = await SANDBOX.run(marked(code, mark), b"")
+        output = await sandbox().run(marked(code, mark), b"")
     return output, alive(mark)
 
 
@@ -89,7 +92,7 @@ async def test_nothing_is_alive_after_the_verdict() -> None:
 async def test_what_is_alive_before_the_verdict_is_found() -> None:
     mark = uuid.uuid4().hex
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(SANDBOX.run, marked("import os, time; os.setsid(); time.sleep(99)", mark), b"")
+        tasks.start_soon(sandbox().run, marked("import os, time; os.setsid(); time.sleep(99)", mark), b"")
         with anyio.fail_after(30):
             while not alive(mark):
                 await anyio.sleep(0.01)
