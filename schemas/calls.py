@@ -191,7 +191,8 @@ class SessionEnd(_Record, frozen=True, kw_only=True):
     """A sample is finished: it is neither generated nor judged by its environment again.
 
     `rewards` are those that its environment gave, by component. `messages` is the conversation, `calls` the indexes of
-    the calls that its sequence consists of, `thought_calls` as in the group's metadata.
+    the calls that its sequence consists of, `further` those of each other sequence of the sample, in the order of the
+    rollout, `thought_calls` as in the group's metadata.
     """
 
     session: str
@@ -199,6 +200,7 @@ class SessionEnd(_Record, frozen=True, kw_only=True):
     finish_reason: FinishReason
     rewards: dict[str, Finite | None]
     calls: list[Count]
+    further: list[list[Count]] = []
     messages: list[Message] = []
     thought_calls: Count = 0
     diverged: str | None = None

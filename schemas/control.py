@@ -53,8 +53,9 @@ StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
 class LeaseRequest(Event, frozen=True, kw_only=True):
     """Asks the governor for the right to generate one group, or renews or releases that right.
 
-    `sequences` and `bytes` are the most the group will weigh: to renew, what was granted is named again, so that a
-    governor that has started again can take the lease over. `lease` names an existing lease (renew, release).
+    `sequences`, 1 for each sample, and `bytes` are the most the group will weigh: to renew, what was granted is named
+    again, so that a governor that has started again can take the lease over. `lease` names an existing lease (renew,
+    release).
     `policy_step`: the group exists already, made by that step of the policy; it gets no lease if it will be too old by
     the time it could be in a batch. `outdated_only`: the lease is wanted only if the group is too old for every batch
     to come; it then takes no capacity. `calls`: bytes of CALLS that its calls may take; 0: they are not recorded.

@@ -61,6 +61,7 @@ OutcomeKind = Literal[
 class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One group of a batch: where its payload lies and what to train it with.
 
+    `sequences` is what it weighs in a batch: 1 for each sample, however many sequences that one is trained on.
     `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream;
     `score` is the group's mean score before normalization.
     """

@@ -29,7 +29,9 @@ _MAX_COUNT = 1 << 31
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`sequences` and `tokens` are a group's weight in a batch; `policy_step` is the oldest step it was made with.
+    """`samples` and `tokens` are a group's weight in a batch; `policy_step` is the oldest step it was made with.
+
+    A sample may be trained on several of the `sequences`.
 
     A group without the logprobs that it was sampled with is not `trainable`.
     """

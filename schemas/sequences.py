@@ -1,7 +1,8 @@
 """The columns of a rollout group: tokens, masks and logprobs of all its sequences, read as views.
 
-A sample is one training sequence, or several when the context was rewritten or branched (`sample_index`). Columns run
-over all sequences one after the other; `offsets` cuts them.
+A sample is one training sequence, or several when the context was rewritten or branched (`sample_index`): then its
+last one is that of its conversation, and a sampled token that several of them have in common is under the loss mask of
+one alone, so that it is trained once. Columns run over all sequences one after the other; `offsets` cuts them.
 """
 
 import math

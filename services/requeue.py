@@ -137,7 +137,7 @@ class Requeuer:
             metadata={**old.metadata, "requeued": note},
         )
         leases = ProducerLeases(self._service, _PRODUCER, group.env)
-        lease = await leases.acquire(len(group.sequences), len(message.data) + _LEASE_ALLOWANCE)
+        lease = await leases.acquire(group.sequences.n_samples, len(message.data) + _LEASE_ALLOWANCE)
         if lease is None:
             raise InfrastructureError(f"letter {case.seq}: interrupted before it was admitted")
         group = group.replace(lease=lease)

@@ -17,7 +17,7 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The size of a batch, and the groups that may be in it."""
 
     batch_size: PositiveInt = 128
-    """Sequences in a batch, exactly; groups are never split. Default 128."""
+    """Samples in a batch, exactly, however many sequences each is trained on; groups are never split. Default 128."""
     token_budget: PositiveInt | None = None
     """Maximum number of tokens in a batch, prompts included. Default None: no bound."""
     max_staleness: Annotated[int, Meta(ge=0)] = 2

@@ -72,7 +72,7 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
         group=plan.group,
         seq=seq,
         env=env,
-        sequences=plan.sequences,
+        sequences=plan.samples,
         tokens=plan.tokens,
         policy_step=plan.policy_step,
         advantages=reward.advantages,
@@ -146,10 +146,8 @@ class Joiner:
 
     def _weigh(self, member: PendingRollout, plan: Plan) -> None:
         config = self._config
-        if plan.sequences > config.batch_size:
-            reason = (
-                f"{plan.sequences} sequences where a batch has {config.batch_size}; lower the environment's samples"
-            )
+        if plan.samples > config.batch_size:
+            reason = f"{plan.samples} samples where a batch has {config.batch_size}; lower the environment's samples"
             self._settle(member, "oversized", reason)
         elif config.token_budget is not None and plan.tokens > config.token_budget:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
@@ -378,7 +376,7 @@ class Joiner:
             seq=member.seq,
             group=plan.group if plan else None,
             kind=kind,
-            sequences=plan.sequences if plan else 0,
+            sequences=plan.samples if plan else 0,
             reason=reason[:_MAX_REASON_CHARS] if reason else None,
         )
         self.ready.pop(member.seq, None)
@@ -398,8 +396,8 @@ class Joiner:
 
     @property
     def open_sequences(self) -> int:
-        """Sequences of all rollouts without a recorded outcome."""
-        return sum(member.plan.sequences for member in self._open.values() if member.plan)
+        """Samples of all rollouts without a recorded outcome."""
+        return sum(member.plan.samples for member in self._open.values() if member.plan)
 
     def take_outcomes(self, limit: int) -> list[PendingRollout]:
         """Record up to `limit` outcomes, the earliest settled first, and return their rollouts."""

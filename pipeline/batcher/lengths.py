@@ -18,16 +18,16 @@ _RECENT_GROUPS = 1024
 
 
 def stale_lengths(settled: Iterable[PendingRollout]) -> dict[str, list[int]]:
-    """Return, by environment, the mean tokens per sequence of each stale rollout in `settled`."""
+    """Return, by environment, the mean tokens per sample of each stale rollout in `settled`."""
     found: dict[str, list[int]] = {}
     for member in settled:
         if member.outcome is not None and member.outcome.kind == "stale" and member.plan is not None:
-            found.setdefault(member.env, []).append(round(member.plan.tokens / member.plan.sequences))
+            found.setdefault(member.env, []).append(round(member.plan.tokens / member.plan.samples))
     return found
 
 
 class RecentLengths:
-    """Tokens of a sequence, prompt included, over the last 1,024 groups of each kind."""
+    """Tokens of a sample, prompt included, over the last 1,024 groups of each kind."""
 
     def __init__(self) -> None:
         self._batched: deque[float] = deque(maxlen=_RECENT_GROUPS)

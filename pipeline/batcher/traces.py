@@ -63,7 +63,7 @@ def trace_entry(
             run=run,
             env=member.env,
             seq=member.seq,
-            sequences=member.plan.sequences,
+            sequences=member.plan.samples,
             policy_step=member.plan.policy_step,
             started_ns=member.plan.started_ns,
             ended_ns=service.now_ns(),

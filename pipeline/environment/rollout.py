@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from lachesis.pipeline.environment.environment import Environment, Reward, resol
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environment.inference import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environment.plain_hooks import HOOKS
+from lachesis.pipeline.environment.sequence_draft import SequenceDraft
 from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.environment.session_calls import GroupCalls
 from lachesis.pipeline.errors import (
@@ -398,14 +400,14 @@ def build_group(
     """
     versions: list[str] = []
     spans = []
-    for index, session in enumerate(draft.sessions):
-        for start, version in session.versions:
+    sequences = [one for session in draft.sessions for one in session.sequences]
+    for index, one in enumerate(sequences):
+        for start, version in one.versions:
             if version not in versions:
                 versions.append(version)
             spans.append(VersionSpan(index, start, versions.index(version)))
-    offsets = [0]
-    for session in draft.sessions:
-        offsets.append(offsets[-1] + len(session.tokens))
+    offsets = [0, *accumulate(len(one.tokens) for one in sequences)]
+    sample_index = [sample for sample, session in enumerate(draft.sessions) for _ in session.sequences]
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
     notes = {**draft.metadata, **(metadata or {})}
     if draft.failures:
@@ -435,14 +437,15 @@ def build_group(
         policy_versions=versions,
         sequences=Sequences(
             offsets=as_bytes(offsets, "int32"),
-            tokens=as_bytes([token for session in draft.sessions for token in session.tokens], "int32"),
-            loss_mask=pack_mask([learn for session in draft.sessions for learn in session.loss_mask]),
-            logprobs=as_bytes([logprob for session in draft.sessions for logprob in session.logprobs], "float32"),
-            finish_reasons=[session.finish_reason for session in draft.sessions],
+            tokens=as_bytes([token for one in sequences for token in one.tokens], "int32"),
+            loss_mask=pack_mask([learn for one in sequences for learn in one.loss_mask]),
+            logprobs=as_bytes([logprob for one in sequences for logprob in one.logprobs], "float32"),
+            finish_reasons=[one.finish_reason for one in sequences],
             version_spans=spans,
+            sample_index=sample_index if len(sequences) > len(draft.sessions) else None,
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
             token_advantages=draft.extras.token_advantages,
-            columns=_columns(draft),
+            columns={**_experts(sequences), **_sampling_mask(sequences), **draft.extras.columns},
             excluded_samples=draft.extras.excluded_samples,
         ),
         tokenizer_hash=tokenizer_hash,
@@ -465,36 +468,31 @@ def _generation(sampling: SamplingParams) -> dict[str, Any]:
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, **msgspec.to_builtins(sampling)}
 
 
-def _columns(draft: GroupDraft) -> dict[str, Column]:
-    """Return the further columns: those that a server recorded, and those that the environment gave."""
-    return {**_experts(draft), **_sampling_mask(draft), **draft.extras.columns}
-
-
-def _sampling_mask(draft: GroupDraft) -> dict[str, Column]:
+def _sampling_mask(sequences: Sequence[SequenceDraft]) -> dict[str, Column]:
     """Return the ids among which tokens were sampled, if any were excluded."""
-    width = max((len(row) for one in draft.sessions for _, rows in one.sampling_masks for row in rows), default=0)
+    width = max((len(row) for one in sequences for _, rows in one.sampling_masks for row in rows), default=0)
     if not width:
         return {}
-    masks = [np.full((len(one.tokens), width), -1, np.int32) for one in draft.sessions]
-    for rows_of, session in zip(masks, draft.sessions, strict=True):
-        for start, rows in session.sampling_masks:
+    masks = [np.full((len(one.tokens), width), -1, np.int32) for one in sequences]
+    for rows_of, one in zip(masks, sequences, strict=True):
+        for start, rows in one.sampling_masks:
             for at, row in enumerate(rows, start):
                 rows_of[at, : len(row)] = row
     return {"sampling_mask": Column(dtype="int32", data=as_bytes(np.concatenate(masks), "int32"), width=width)}
 
 
-def _experts(draft: GroupDraft) -> dict[str, Column]:
+def _experts(sequences: Sequence[SequenceDraft]) -> dict[str, Column]:
     """Return the experts that a server recorded."""
-    recorded = [one.routed_experts for one in draft.sessions if one.routed_experts is not None]
+    recorded = [one.routed_experts for one in sequences if one.routed_experts is not None]
     if not recorded:
         return {}
     width = recorded[0].shape[1]
-    experts = [np.full((len(one.tokens), width), -1, np.int16) for one in draft.sessions]
-    for rows, session in zip(experts, draft.sessions, strict=True):
-        if session.routed_experts is not None:
-            known = session.routed_experts[: len(rows)]
+    experts = [np.full((len(one.tokens), width), -1, np.int16) for one in sequences]
+    for rows, one in zip(experts, sequences, strict=True):
+        if one.routed_experts is not None:
+            known = one.routed_experts[: len(rows)]
             if known.shape[1] != width:
-                raise DataError(f"routed_experts: {known.shape[1]} a token in one sample and {width} in another")
+                raise DataError(f"routed_experts: {known.shape[1]} a token in one sequence and {width} in another")
             rows[: len(known)] = known
     column = Column(dtype="int16", data=as_bytes(np.concatenate(experts), "int16"), width=width)
     return {"routed_experts": column}

@@ -1,10 +1,9 @@
-"""Keeps a session: one sample's conversation, and its training sequence.
+"""Keeps a session: one sample's conversation, and its training sequences.
 
-The environment calls `generate` and `add`; the session keeps tokens, loss mask, logprobs and version spans of the
-sequence so far. Where calls are recorded, a request that is recorded gets its recorded answer. Only this file
-guarantees that the mask is true exactly on tokens the model generated (its stop tokens included), that generated text
-is never tokenised again, that a sequence ends with a generated token, and that a failed request is remembered, so that
-an environment that swallows the exception still yields no rollout.
+The environment calls `generate` and `add`; the session keeps the tokens of the sequence so far. Where calls are
+recorded, a request that is recorded gets its recorded answer. Only this file guarantees that generated text is never
+tokenised again, that a sequence ends with a generated token, and that a failed request is remembered, so that an
+environment that swallows the exception still yields no rollout.
 """
 
 import time
@@ -14,17 +13,15 @@ from typing import Any, NoReturn
 import anyio
 import anyio.lowlevel
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
-from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed, joined_experts
+from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed
+from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
 from lachesis.pipeline.environment.template import render_turn
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import thought_spans
@@ -32,7 +29,7 @@ from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_t
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.calls import SessionCall, SessionEnd
 from lachesis.schemas.errors import DataError, LachesisError
-from lachesis.schemas.rollout import FinishReason, Message, ToolCall
+from lachesis.schemas.rollout import Message, ToolCall
 
 __all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]
 
@@ -95,8 +92,12 @@ class SharedFirstTurn:
         return self._prompt_ids, self._generations[self._samples.index(sample)]
 
 
-class Session:
-    """One sample under way. `messages` is the conversation so far; `state` is the environment's to use."""
+class Session(SequenceDraft):
+    """One sample under way. `messages` is the conversation so far; `state` is the environment's to use.
+
+    It is the sequence of this conversation itself. `further` are other sequences that the sample is trained on, in
+    which the model worked on the same task: those of sub-agents, say, or of a conversation before its compaction.
+    """
 
     def __init__(
         self,
@@ -110,21 +111,16 @@ class Session:
         calls: SessionCalls | None = None,
     ) -> None:
         """`calls`: those recorded of the sample, to which further ones are added; None: they are not recorded."""
+        super().__init__()
         self.task = task
         self.sample = sample
         self.messages = task.messages
         self.replies: list[Reply] = []
-        self.finish_reason: FinishReason = "stop"
+        self.further: list[SequenceDraft] = []
         self.state: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
         """What is to be read of the sample in its group's metadata (`samples`): plain values of a few KiB."""
         self.failure: LachesisError | None = None
-        self.tokens: list[int] = []
-        self.loss_mask: list[bool] = []
-        self.logprobs: list[float] = []
-        self.versions: list[tuple[int, str]] = []
-        self.routed_experts: NDArray[np.int16] | None = None
-        self.sampling_masks: list[tuple[int, MaskRows]] = []
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -148,6 +144,11 @@ class Session:
     def sampling(self) -> SamplingParams:
         """How the run samples."""
         return self._sampling
+
+    @property
+    def sequences(self) -> list[SequenceDraft]:
+        """All sequences that the sample is trained on; the last one is that of the conversation."""
+        return [*self.further, self]
 
     @property
     def text(self) -> str:
@@ -212,11 +213,11 @@ class Session:
 
         `new`: the tokens between the sequence so far and the turn. The messages that led to it are added before.
         """
-        self._put(list(new))
+        self.put(new)
         self._add_reply(turn, ParsedCalls(list(calls), []))
 
     def _add_reply(self, turn: ModelTurn, parsed: ParsedCalls) -> Reply:
-        self._append(turn)
+        self.append(turn)
         reply = Reply(
             text=turn.text,
             finish_reason=turn.finish_reason,
@@ -252,12 +253,20 @@ class Session:
         if self._calls is not None:
             await self._calls.end(self.sample, rewards, self.finish_reason, self.messages, self.thought_calls)
 
-    def restore(self, end: SessionEnd, calls: Sequence[SessionCall]) -> None:
-        """Become what the session was when it ended; nothing of it runs again."""
-        for call in calls:
+    def restore(self, end: SessionEnd, paths: Sequence[Sequence[SessionCall]]) -> None:
+        """Become what the session was when it ended, by the calls of each sequence; nothing runs again."""
+        trained = trained_calls([[call.index for call in path] for path in paths])
+        for path, own in zip(paths[:-1], trained[:-1], strict=True):
+            one = SequenceDraft()
+            for call in path:
+                prompt, turn = recorded_turn(call, one.routed_experts)
+                one.put(prompt)
+                one.append(turn, trained=call.index in own)
+            self.further.append(one)
+        for call in paths[-1]:
             prompt, turn = recorded_turn(call, self.routed_experts)
-            self._put(prompt)
-            self._append(turn)
+            self.put(prompt)
+            self.append(turn)
             self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
         self.replies[-1] = msgspec.structs.replace(self.replies[-1], thought_calls=end.thought_calls)
         self.messages = list(end.messages)
@@ -274,7 +283,7 @@ class Session:
             self._first = self._first or list(self.messages)
             with traced(f"recorded call {call.index}"):
                 prompt, turn = recorded_turn(call, self.routed_experts)
-            self._put(prompt)
+            self.put(prompt)
             return turn
         start, begin_s = len(self.tokens), time.monotonic()
         turn = await self._sampled_turn()
@@ -287,7 +296,7 @@ class Session:
             self._first = list(self.messages)
             prompt_ids, generation = await self._opening.sample(self.sample)
             turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
-            self._put(prompt_ids)
+            self.put(prompt_ids)
             return turn
         if not self.replies:
             self._first = list(self.messages)
@@ -304,7 +313,7 @@ class Session:
         seeded = self._seeded(len(self.replies))
         (generation,) = await requests.generate(prompt_ids, 1, seeded)
         turn = await requests.finish(prompt_ids, generation, seeded)
-        self._put(new)
+        self.put(new)
         return turn
 
     async def _parsed(self, turn: ModelTurn) -> ParsedCalls:
@@ -323,27 +332,6 @@ class Session:
 
     def _seeded(self, turn: object) -> SamplingParams:
         return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))
-
-    def _put(self, ids: list[int]) -> None:
-        """Append tokens the model did not generate."""
-        self.tokens += ids
-        self.loss_mask += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-
-    def _append(self, turn: ModelTurn) -> None:
-        start = len(self.tokens)
-        for position, version in turn.versions:
-            if not self.versions:
-                self.versions.append((0, version))  # the prompt counts with the first generated token
-            elif self.versions[-1][1] != version:
-                self.versions.append((start + position, version))
-        self.tokens += turn.token_ids
-        self.loss_mask += [True] * len(turn.token_ids)
-        self.logprobs += turn.logprobs
-        self.routed_experts = joined_experts(self.routed_experts, turn.routed_experts)
-        if turn.sampling_mask is not None:
-            self.sampling_masks.append((start, turn.sampling_mask))
-        self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
 
 
 def check_prompt(prompt_ids: Sequence[int], requests: InferenceRequests, sampling: SamplingParams) -> None:

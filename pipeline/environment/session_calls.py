@@ -78,17 +78,21 @@ class GroupCalls:
         self.figures.lost_seconds += session.seconds if session is not None else 0.0
         self._attempts[sample] = self._attempts.get(sample, 0) + 1
 
-    def finished(self, sample: int) -> tuple[SessionEnd, list[SessionCall]] | None:
-        """Return the end of a sample and the calls of its sequence; None if it is not finished."""
+    def finished(self, sample: int) -> tuple[SessionEnd, list[list[SessionCall]]] | None:
+        """Return the end of a sample and the calls of each of its sequences; None if it is not finished."""
         session = self.recorder.known.sessions.get(self.name_of(sample))
-        if session is None or session.end is None or not session.end.calls:
+        if session is None or session.end is None:
             return None
-        path = session.path(session.end.calls[-1])
-        if [call.index for call in path] != session.end.calls:
+        wanted = [*session.end.further, session.end.calls]
+        if not all(wanted):
             return None
-        self.figures.resumed_calls += len(path)
-        self.figures.resumed_seconds += sum(call.seconds for call in path)
-        return session.end, path
+        paths = [session.path(calls[-1]) for calls in wanted]
+        if [[call.index for call in path] for path in paths] != wanted:
+            return None
+        distinct = {call.index: call for path in paths for call in path}
+        self.figures.resumed_calls += len(distinct)
+        self.figures.resumed_seconds += sum(call.seconds for call in distinct.values())
+        return session.end, paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class SessionCalls:
         self._known = group.recorder.known.session(name)
         self._replay = deque(self._known.path())
         self._path: list[int] = []
+        self._further: list[list[int]] = []
         self._digest = b""
         self._was_replayed = False
         self.diverged: str | None = None
@@ -172,9 +177,9 @@ class SessionCalls:
         self._group.figures.resumed_calls += 1
         self._group.figures.resumed_seconds += call.seconds
 
-    def use_path(self, last: int) -> None:
-        """Say that the sample's sequence is that of the call `last` and of those before it."""
-        self._path = [call.index for call in self._known.path(last)]
+    def use_paths(self, last: Sequence[int]) -> None:
+        """Say that each sequence of the sample is that of one of the calls `last` and of those before it."""
+        *self._further, self._path = [[call.index for call in self._known.path(one)] for one in last]
 
     async def record(
         self,
@@ -253,6 +258,7 @@ class SessionCalls:
                 finish_reason=finish_reason,
                 rewards=rewards,
                 calls=list(self._path),
+                further=list(self._further),
                 messages=messages,
                 thought_calls=thought_calls,
                 diverged=self.diverged,

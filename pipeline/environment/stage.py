@@ -584,7 +584,8 @@ class _Producer:
     async def _compare(self, client: InferenceClient, draft: GroupDraft) -> None:
         """Raise `WrongServerError` where what was generated is not of the run's tokenizer, model and policies."""
         await self.guard.check(client)
-        versions = dict.fromkeys(version for session in draft.sessions for _, version in session.versions)
+        sequences = [one for session in draft.sessions for one in session.sequences]
+        versions = dict.fromkeys(version for one in sequences for _, version in one.versions)
         await self.guard.check_versions(client, versions)
 
     def _identity(self, claim: EpochClaim | None) -> tuple[str, int, int]:
@@ -601,12 +602,12 @@ class _Producer:
         if reason is not None:
             raise DataError(f"a group of item {group.item}: {reason}")
         data = encode(group)
-        samples = self.settings.samples
-        if len(group.sequences) > samples or len(data) > self.largest:
+        samples, wanted = group.sequences.n_samples, self.settings.samples
+        if samples > wanted or len(data) > self.largest:
             raise DataError(
-                f"a group of item {group.item} has {len(group.sequences)} sequences and {len(data)} bytes, where its "
-                f"lease is for {samples} and {self.largest}; raise longest_tokens of environment {self.name}, or "
-                "column_bytes and attachment_bytes if it holds such"
+                f"a group of item {group.item} has {samples} samples and {len(data)} bytes, where its lease is for "
+                f"{wanted} and {self.largest}; raise longest_tokens of environment {self.name}, or column_bytes and "
+                "attachment_bytes if it holds such"
             )
         return data
 
@@ -674,7 +675,7 @@ class _Producer:
                 group.id,
                 group.env,
                 (group.started_ns, made_ns),
-                {"rl.group.size": len(group.sequences), "rl.policy.version": group.policy_versions[0]},
+                {"rl.group.size": group.sequences.n_samples, "rl.policy.version": group.policy_versions[0]},
             )
             times = made_ns, stored_ns
             published = publish_span(

@@ -216,14 +216,14 @@ class _Tally:
     def count(self, draft: GroupDraft) -> None:
         """Count a group's versions and tokens. Raises PolicyMovedError."""
         for session in draft.sessions:
-            for version in {version for _, version in session.versions}:
+            for version in {version for one in session.sequences for _, version in one.versions}:
                 if self._pinned is not None and version != self._pinned:
                     raise PolicyMovedError(
                         f"evaluation of {self._pinned} got tokens of {version}; evaluate again, or without "
                         "policy_version to accept a mixture that is named in the result"
                     )
                 self._versions[version] = self._versions.get(version, 0) + 1
-            self._lengths.append(sum(session.loss_mask))
+            self._lengths.append(sum(sum(one.loss_mask) for one in session.sequences))
 
     def refuse_all_too_long(self) -> None:
         """Raise PromptTooLongError when no prompt leaves room for an answer."""

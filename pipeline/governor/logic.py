@@ -119,8 +119,8 @@ class Governor:
             self._counts["late"] += 1
         self._last_member = max(self._last_member, seq)
         if seq not in self._resolved and seq not in self._stored:
-            counted = 0 if lease is not None and lease.outdated else plan.sequences
-            room = ByteReservation.of(self.config, sequences=plan.sequences, tokens=plan.tokens)
+            counted = 0 if lease is not None and lease.outdated else plan.samples
+            room = ByteReservation.of(self.config, sequences=plan.samples, tokens=plan.tokens)
             stored = self._stored[seq] = _StoredGroup(env, counted, room)
             self._shares.hold(env, counted)
             self.budget.promise(stored.room)

@@ -145,12 +145,11 @@ def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[
     """Return the prompts of each sequence, None if the teacher cannot score it, and why."""
     found: list[list[TurnPrompt] | None] = []
     reasons = []
-    # of a sample with several sequences it is not known which of them a message belongs to
     parameters = group.generation.get("chat_template_kwargs") or {}
-    single = group.sequences.sample_index is None or len(group.sequences) == group.sequences.n_samples
-    for i, sequence in enumerate(group.sequences):
-        sample = i if group.sequences.sample_index is None else group.sequences.sample_index[i]
-        talk = group.messages[sample] if single and sample < len(group.messages) else []
+    samples = group.sequences.sample_index or range(len(group.sequences))
+    last_of = {sample: i for i, sample in enumerate(samples)}  # a conversation is that of its sample's last sequence
+    for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
+        talk = group.messages[sample] if last_of[sample] == i and sample < len(group.messages) else []
         try:
             found.append(retokenizer.turns(sequence.tokens, sequence.loss_mask, talk, parameters))
         except DataError as error:

@@ -9,6 +9,7 @@ tokens at a position, C = K + 1 with all others as one, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -55,8 +56,14 @@ class PackedBatch:
     """bool; true where the mask is and the teacher gave its likeliest tokens."""
     lengths_B: torch.Tensor
     """int64; tokens of each sequence without padding."""
+    sample_tokens_B: torch.Tensor
+    """int64; trained tokens of all sequences of the row's sample, those of other micro-batches included."""
+    sample_sequences_B: torch.Tensor
+    """int64; how many sequences these are: 1, unless a sample has several."""
     group_ids: tuple[str, ...]
     """[B]"""
+    samples: tuple[int, ...]
+    """[B]; place of the row's sample in its group; of a row without a group, its own place."""
     policy_steps: tuple[int, ...]
     """[B]"""
     prepared: tuple[tuple[Any, ...], ...]
@@ -80,7 +87,10 @@ class PackedBatch:
             teacher_topk_BTC=None,
             teacher_topk_mask_BT=None,
             lengths_B=torch.zeros(1, dtype=torch.int64),
+            sample_tokens_B=torch.zeros(1, dtype=torch.int64),
+            sample_sequences_B=torch.zeros(1, dtype=torch.int64),
             group_ids=(),
+            samples=(),
             policy_steps=(),
             prepared=(),
         )
@@ -89,6 +99,11 @@ class PackedBatch:
     def sequences(self) -> int:
         """B."""
         return len(self.group_ids)
+
+    @property
+    def sample_ids(self) -> list[tuple[str, int]]:
+        """Group and place of the row's sample [B]."""
+        return list(zip(self.group_ids, self.samples, strict=True))
 
     @property
     def trainable_tokens(self) -> int:
@@ -165,6 +180,7 @@ class PackedBatch:
         return replace(
             narrow,
             group_ids=tuple(self.group_ids[row] for row in rows),
+            samples=tuple(self.samples[row] for row in rows),
             policy_steps=tuple(self.policy_steps[row] for row in rows),
             prepared=tuple(self.prepared[row] for row in rows),
         )
@@ -227,6 +243,7 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
         teacher_spans_BT=_packed_spans(sequences, width),
         **_packed_alternatives(sequences, width),
         lengths_B=torch.tensor([len(sequence.tokens) for sequence in sequences]),
+        **_of_samples(sequences),
         group_ids=tuple(sequence.group_id for sequence in sequences),
         policy_steps=tuple(sequence.policy_step for sequence in sequences),
         prepared=tuple(sequence.prepared for sequence in sequences),
@@ -246,6 +263,24 @@ def move_tensor(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def _of_samples(sequences: Sequence[TrainingSequence]) -> dict[str, Any]:
+    """Return for each row its sample, and the trained tokens and the trained sequences of that.
+
+    A sequence of no group is a sample of its own.
+    """
+    ids = [(one.group_id, one.sample if one.group_id else row) for row, one in enumerate(sequences)]
+    tokens, rows = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    for name, sequence in zip(ids, sequences, strict=True):
+        count = int(sequence.loss_mask.sum())
+        tokens[name] += count
+        rows[name] += count > 0
+    return {
+        "samples": tuple(sample for _, sample in ids),
+        "sample_tokens_B": torch.tensor([tokens[name] for name in ids]),
+        "sample_sequences_B": torch.tensor([rows[name] for name in ids]),
+    }
 
 
 def _packed_spans(sequences: Sequence[TrainingSequence], width: int) -> torch.Tensor | None:

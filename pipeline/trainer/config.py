@@ -110,11 +110,15 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Leave out samples that were cut off at their length limit; their rewards still count in their group's (DAPO's
     overlong filtering). Default false: a policy that runs into the limit learns that it is not paid for it."""
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
-    """token_mean: sum over trainable tokens / their number (DAPO). sequence_mean: the mean over sequences of their
-    means (GRPO, GSPO). constant_length: / (sequences * constant_length) (Dr.GRPO, no length bias). Default None:
-    sequence_mean for gspo, as its paper has it, else token_mean."""
+    """token_mean: sum over trainable tokens / their number (DAPO). sequence_mean: the mean over samples of their
+    means (GRPO, GSPO). constant_length: / (samples * constant_length) (Dr.GRPO, no length bias). A sample of several
+    sequences counts once. Default None: sequence_mean for gspo, as its paper has it, else token_mean."""
     constant_length: PositiveInt = 16
-    """Tokens each sequence counts as under aggregation "constant_length". Default 16."""
+    """Tokens each sample counts as under aggregation "constant_length". Default 16."""
+    sharing: Literal["tokens", "sequences"] = "tokens"
+    """How the weight of a sample is shared among its sequences, if it has several, as an agent's with sub-agents. The
+    weight itself does not depend on their number, nor does the baseline of its group. tokens: each token of the sample
+    weighs the same, as if it were one sequence. sequences: each sequence weighs the same. Default tokens."""
     teacher_coef: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the teacher term: the advantage loses teacher_coef * (logprob_train - logprob_teacher) at each token,
     in advantage per nat. Default 0 (off)."""

@@ -39,6 +39,21 @@ K + 1 outcomes, the last of them "any other token":
 (both in on-policy distillation, arXiv:2306.13649; by the log-sum inequality, Cover & Thomas, theorem 2.7.1, either is
 at most the divergence over all tokens; without the last outcome it may be 0 for distributions far apart.)
 
+A sample s may have several sequences j, each with its own context: those of sub-agents, forks, and histories that were
+rewritten. With T_sj trained tokens in each of k_s sequences, T_s = sum_j T_sj, and N samples in the batch, the loss is
+
+    sum_s sum_j sum_t  c_s * d_sj * (the loss of token t),   with the advantage of the sample at each of its tokens
+
+    c_s    token_mean 1 / sum_s T_s,  sequence_mean 1 / (N * T_s),  constant_length 1 / (N * constant_length)
+    d_sj   sharing = "tokens" 1,  "sequences" T_s / (k_s * T_sj)
+
+Whatever k_s is, sum_j T_sj * d_sj = T_s: a sample weighs what it would as one sequence, and with "tokens" its gradient
+is that of one sequence as well. That is the policy gradient: by the chain rule log p(sample) = sum_j sum_t log pi, so
+grad E[R] = E[(R - b) sum_j sum_t grad log pi] if each sampled token is trained once (`trained_calls`) and b does not
+depend on the sample's own actions, the number of its sequences among them. A baseline over sequences, or a loss that
+counts sequences, depends on it, and pays for or against every further sequence (verl#7244 shows the same of turns).
+Baselines are over samples (`normalizer/estimators`). Ratios and masks of a sequence stay those of one sequence.
+
 Statistics are sums, so that micro-batches add up; `LossMetrics.from_sums` divides once.
 """
 
@@ -135,9 +150,10 @@ def loss_denominator(batch: PackedBatch, config: LossConfig, ranks: Ranks = ALON
     """Return what the summed token losses of a whole batch, over all ranks, are divided by: at least 1."""
     counted = batch.trainable_tokens
     if config.averaging == "constant_length":
-        counted = batch.sequences * config.constant_length
+        counted = len(set(batch.sample_ids)) * config.constant_length
     if config.averaging == "sequence_mean":
-        counted = int(batch.mask_BT.any(dim=1).sum())
+        trained = batch.mask_BT.any(dim=1).tolist()
+        counted = len({name for name, is_trained in zip(batch.sample_ids, trained, strict=False) if is_trained})
     return max(1, int(ranks.sum([counted])[0]))
 
 
@@ -190,7 +206,7 @@ def policy_loss(
         token_loss_BT = token_loss_BT + config.teacher_coef * topk_kl_BT
     if config.entropy_coef:
         token_loss_BT = token_loss_BT - config.entropy_coef * torch.where(mask_BT, entropy_BT, 0.0)
-    loss = (token_loss_BT * _share(mask_BT, config)).sum() / denominator
+    loss = (token_loss_BT * _share(batch, config)).sum() / denominator
 
     def total(values_BT: torch.Tensor, where_BT: torch.Tensor = mask_BT) -> torch.Tensor:
         return torch.where(where_BT, values_BT.detach().double(), 0).sum()
@@ -325,11 +341,16 @@ def _weight(mismatch_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:
     return w_BT if config.tis_cap is None or config.outside == "mask" else w_BT.clamp(max=config.tis_cap)
 
 
-def _share(mask_BT: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """Return the weight of each token in the sum: 0 off the mask, and under sequence_mean a share of its sequence."""
-    if config.averaging != "sequence_mean":
-        return mask_BT.float()
-    return mask_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+def _share(batch: PackedBatch, config: LossConfig) -> torch.Tensor:
+    """Return the weight of each token in the sum: 0 off the mask, and under sequence_mean a share of its sample."""
+    share_BT = batch.mask_BT.float()
+    sample_tokens_B1 = batch.sample_tokens_B[:, None].clamp(min=1)
+    if config.averaging == "sequence_mean":
+        share_BT = share_BT / sample_tokens_B1
+    if config.sharing == "sequences":
+        even_B1 = batch.sample_sequences_B[:, None] * batch.mask_BT.sum(dim=1, keepdim=True)
+        share_BT = share_BT * (sample_tokens_B1 / even_B1.clamp(min=1))
+    return share_BT
 
 
 def _mean(total: torch.Tensor, count: float) -> float | None:

@@ -207,7 +207,10 @@ def _drawn(model: Any, seed: int) -> PackedBatch:
         mask_BT=there_BT & (at_T > 0),
         advantages_BT=torch.randn(rows, width, generator=draw),
         lengths_B=lengths_B,
+        sample_tokens_B=lengths_B - 1,
+        sample_sequences_B=torch.ones_like(lengths_B),
         group_ids=("",) * rows,
+        samples=tuple(range(rows)),
     )
     return batch.to(next(model.parameters()).device)
 

@@ -44,9 +44,9 @@ class TrainingSequence:
     prepared: tuple[Any, ...] = ()
     """For each of `training.inputs` what it made of the sequence's columns and attachments."""
     group_id: str = ""
-    """The rollout group the sequence belongs to."""
+    """The rollout group the sequence belongs to. Without one it is a sample of its own."""
     sample: int = 0
-    """Place of its sample in the group."""
+    """Place of its sample in the group. Sequences of the same sample share its weight in the loss."""
     index: int = 0
     """Its own place among the group's sequences."""
     policy_step: int = 0

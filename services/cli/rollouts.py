@@ -217,7 +217,8 @@ def _head(view: GroupView) -> Iterator[Text]:
 
 def _sample(number: int, sample: SampleView) -> Iterator[Text]:
     parts = [f"score {_number(sample.score)}", f"advantage {_number(sample.advantage)}"]
-    parts += [f"reward {_number(sample.reward)}", f"{sample.tokens} tokens, {sample.finish_reason}"]
+    where = f" in {sample.sequences} sequences" if sample.sequences > 1 else ""
+    parts += [f"reward {_number(sample.reward)}", f"{sample.tokens} tokens{where}, {sample.finish_reason}"]
     parts += [] if sample.logprob is None else [f"mean logprob {_number(sample.logprob)}"]
     parts += ["not trained on"] if sample.excluded else []
     yield Text.assemble((f"sample {number}", "bold"), "   ", ", ".join(parts))

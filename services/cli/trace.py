@@ -217,8 +217,9 @@ def render(timeline: Timeline, width: int = _PLAIN_WIDTH) -> RenderableType:
 def _head(timeline: Timeline) -> Iterator[Text]:
     where = printable(f"   {timeline.env}, run {timeline.run}")
     yield Text.assemble((f"rollout {printable(timeline.group)}", "bold"), where)
+    several = f"{timeline.samples} samples in " if timeline.samples != timeline.sequences else ""
     yield Text(
-        f"{timeline.sequences} sequences, {timeline.tokens} tokens, policy step {timeline.policy_step}, "
+        f"{several}{timeline.sequences} sequences, {timeline.tokens} tokens, policy step {timeline.policy_step}, "
         f"{printable(timeline.producer)}, ROLLOUTS:{timeline.seq}"
     )
     step = "" if timeline.step is None else f", optimizer step {timeline.step}"

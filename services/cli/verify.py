@@ -161,7 +161,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
             group=group.id,
             seq=1,
             env=group.env,
-            sequences=len(group.sequences),
+            sequences=n,
             tokens=group.sequences.n_tokens,
             policy_step=0,
             advantages=[1.0 if i % 2 else -1.0 for i in range(n)],  # what they are does not matter here

@@ -107,7 +107,7 @@ class Endings:
         if why is None:
             return None
         end = RolloutEnd(
-            group=plan.group, run=self._run, env=member.env, seq=member.seq, sequences=plan.sequences,
+            group=plan.group, run=self._run, env=member.env, seq=member.seq, sequences=plan.samples,
             policy_step=plan.policy_step, started_ns=plan.started_ns, ended_ns=ended_ns, outcome="dropped",
         )  # fmt: skip
         longest = max(rebuilt(end, stamps)[:-1], key=_took_ns, default=None)

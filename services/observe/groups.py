@@ -229,12 +229,14 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     """One sample: what it says beyond the common prompt, and what everybody made of it.
 
     `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `logprob` is the mean of
-    its `tokens` generated ones, `rewards` are the environment's own. An `excluded` sample is not trained on.
+    its `tokens` generated ones, which lie in so many `sequences`; `rewards` are the environment's own. An `excluded`
+    sample is not trained on.
     """
 
     messages: list[Message]
     finish_reason: str
     tokens: int
+    sequences: int
     logprob: float | None
     score: float | None
     ratings: dict[str, float | None]
@@ -270,6 +272,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
     conversations = group.messages[:count] or [[]] * count
     shared = _shared(conversations)
     endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
+    index = group.sequences.sample_index
     samples = []
     for i, part in enumerate(generated.samples[:count]):
         logprobs = None if generated.logprobs is None else generated.logprobs[part]
@@ -278,6 +281,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
                 messages=conversations[i][shared:],
                 finish_reason=endings[i],
                 tokens=group.sequences.lengths[i],
+                sequences=1 if index is None else index.count(i),
                 logprob=None if logprobs is None or not len(logprobs) else float(logprobs.mean()),
                 score=score.scores[i] if score else None,
                 ratings={rater: values[i] for rater, values in score.ratings.items()} if score else {},

@@ -42,6 +42,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     env: str
     seq: int
+    samples: int
     sequences: int
     tokens: int
     policy_step: int
@@ -156,6 +157,7 @@ class RolloutTimeline:
             run=self.run,
             env=self.env,
             seq=self.seq,
+            samples=plan.samples,
             sequences=plan.sequences,
             tokens=plan.tokens,
             policy_step=plan.policy_step,
@@ -242,7 +244,7 @@ class RolloutTimeline:
             run=self.run,
             env=self.env,
             seq=self.seq,
-            sequences=plan.sequences,
+            sequences=plan.samples,
             policy_step=plan.policy_step,
             started_ns=plan.started_ns,
             ended_ns=ended_ns or now_ns,

@@ -95,7 +95,7 @@ async def unfinished_rollouts(bus: Bus, config: RunConfig) -> AsyncGenerator[Rol
                 run=config.run,
                 env=message.subject.rsplit(".", 1)[-1],
                 seq=message.seq,
-                sequences=plan.sequences,
+                sequences=plan.samples,
                 policy_step=plan.policy_step,
                 started_ns=plan.started_ns,
                 ended_ns=now_ns,

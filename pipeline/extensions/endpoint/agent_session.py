@@ -9,12 +9,14 @@ import hashlib
 import itertools
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import anyio
 import msgspec
 
 from lachesis.pipeline.environment.inference import ModelTurn, derive_seed
+from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session import Session, check_prompt
 from lachesis.pipeline.environment.session_calls import CallPlace, recorded_turn
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, NotResumableError, PromptTooLongError
@@ -27,7 +29,10 @@ from lachesis.schemas.calls import SessionCall
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import shaped
 
-__all__ = ["AgentSession", "SessionEndedError"]
+__all__ = ["AgentSession", "SessionEndedError", "Trained"]
+
+Trained = Literal["all", "longest"]
+"""Which sequences of a sample are trained."""
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
@@ -101,15 +106,17 @@ class AgentSession:
         self.rewards = dict(rewards)
         self.ended.set()
 
-    def fill(self) -> None:
-        """Give the session the sequence with the most sampled tokens among those of its calls.
+    def fill(self, trained: Trained = "all") -> None:
+        """Give the session the sequences of its calls, or the longest alone; that is the one which is judged.
 
         Raises `EnvironmentCodeError` if no answer arrived at the agent, and `NotResumableError` if it did not repeat
         what it had requested before a kill, and such samples are given up.
         """
-        path = self.tree.longest_path()
-        if not path:
+        paths = self.tree.trained_paths()
+        if not paths:
             raise EnvironmentCodeError("the agent got no answer of the model: did it use the endpoint's address?")
+        if trained == "longest":
+            paths = paths[-1:]
         session = self.session
         if self._calls is not None:
             if self._left_over:
@@ -120,21 +127,14 @@ class AgentSession:
                 except NotResumableError as error:
                     session.failure = error
                     raise
-            self._calls.use_path(path[-1].place)
+            self._calls.use_paths([path[-1].place for path in paths])
+        *further, own = trained_calls([[call.index for call in path] for path in paths])
+        session.further = [_sequence(path, calls) for path, calls in zip(paths[:-1], further, strict=True)]
+        session.notes["calls"] = {"all": len(self.tree.calls), "trained": len(own.union(*further))}
         session.messages = []
-        for call in path:
+        for call in paths[-1]:
             session.add(*(message.as_message() for message in call.new_messages))
-            sampled = call.sampled
-            turn = ModelTurn(
-                sampled.token_ids,
-                sampled.logprobs,
-                sampled.versions,
-                sampled.text,
-                sampled.finish_reason,
-                sampled.routed_experts,
-                sampled.sampling_mask,
-            )
-            session.add_turn(call.new_tokens, turn, call.message.tool_calls)
+            session.add_turn(call.new_tokens, _turn(call), call.message.tool_calls)
 
     def _whole(self, request: ModelRequest) -> ModelRequest:
         """Return the request with the whole conversation, if it names the answer that it follows."""
@@ -267,6 +267,28 @@ class AgentSession:
             if token not in self._texts:
                 self._texts[token] = await self.session.requests.detokenize([token])
         return [(self._texts[token], value) for token, value in zip(turn.token_ids, turn.logprobs, strict=True)]
+
+
+def _sequence(path: Sequence[RecordedCall], trained: set[int]) -> SequenceDraft:
+    """Return the sequence of a path, on which the calls of these indexes are trained."""
+    found = SequenceDraft()
+    for call in path:
+        found.put(call.new_tokens)
+        found.append(_turn(call), trained=call.index in trained)
+    return found
+
+
+def _turn(call: RecordedCall) -> ModelTurn:
+    sampled = call.sampled
+    return ModelTurn(
+        sampled.token_ids,
+        sampled.logprobs,
+        sampled.versions,
+        sampled.text,
+        sampled.finish_reason,
+        sampled.routed_experts,
+        sampled.sampling_mask,
+    )
 
 
 def _name(text: str, length: int) -> str:

@@ -23,7 +23,7 @@ from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import ENVIRONMENT_REWARD
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
-from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, Trained
 from lachesis.pipeline.extensions.endpoint.program import ProgramEnd, program_environment, run_program
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
@@ -47,8 +47,10 @@ class Agent(Environment):
     `host` and `port`, with the token in `token_file`, which is made if there is none. `task_params`: parameters of the
     tasks: of a data set (kind dataset) with `path`, or of the environment `tasks`. `reward`: "raters", or "program",
     where the agent reports it. `overdue_reward`: that of a sample whose agent has reported none within `time_limit_s`;
-    by default such a sample is left out. `max_calls`: calls of the model in one session. `output_bytes`: what a program
-    may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session waits.
+    by default such a sample is left out. `trained`: "all" sequences of a sample, those of sub-agents and of histories
+    that were rewritten, too, or the "longest" alone. `max_calls`: calls of the model in one session. `output_bytes`:
+    what a program may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a
+    session waits.
 
     Raises `ConfigError` if these contradict one another.
     """
@@ -62,6 +64,7 @@ class Agent(Environment):
         task_params: dict[str, Any] | None = None,
         reward: Literal["raters", "program"] = "raters",
         overdue_reward: float | None = None,
+        trained: Trained = "all",
         time_limit_s: float = 600.0,
         max_calls: int = 200,
         output_bytes: int = 1 << 20,
@@ -91,6 +94,7 @@ class Agent(Environment):
         self._command = None if command is None else _command(command, Path(folder))
         self._reports = reward == "program"
         self._overdue_reward = overdue_reward
+        self._trained: Trained = trained
         self._time_limit_s = time_limit_s
         self._max_calls = max_calls
         self._output_bytes = output_bytes
@@ -148,9 +152,7 @@ class Agent(Environment):
             if end is not None:
                 session.notes["agent"] = msgspec.to_builtins(end)
             self._settle(recorded, end)
-            recorded.fill()
-            path, calls = recorded.tree.longest_path(), recorded.tree.calls
-            session.notes["calls"] = {"all": len(calls), "trained": len(path)}
+            recorded.fill(self._trained)
 
     def reward(self, task: Task, session: Session) -> Any:
         """Return what the agent reported, or the reward of the tasks' own environment. See `Environment`."""

@@ -162,12 +162,12 @@ class Importer:
     def _refusal(self, group: RolloutGroup) -> str | None:
         if group.sequences.turn_rewards is not None:
             return f"turn_rewards: {NO_TURN_REWARDS}"
-        settings, n = self._config.environments, len(group.sequences)
+        settings, n = self._config.environments, group.sequences.n_samples
         if group.env not in settings:
             return f"env: the run has no environment {group.env!r}; there are {', '.join(settings) or 'none'}"
         most = self._config.batching.batch_size
         if n > most:
-            return f"sequences: {n}, but a batch has {most} and groups are never split; raise batching.batch_size"
+            return f"samples: {n}, but a batch has {most} and groups are never split; raise batching.batch_size"
         return None
 
     # -- what is stored already
@@ -196,7 +196,7 @@ class Importer:
         leases = self._leases.setdefault(group.env, ProducerLeases(self._service, PRODUCER, group.env))
         size, lease = len(encode(group)) + _ALLOWANCE_BYTES, None
         with anyio.move_on_after(self._request.wait_s):
-            lease = await leases.acquire(len(group.sequences), size)
+            lease = await leases.acquire(group.sequences.n_samples, size)
         if lease is None:
             raise InfrastructureError(
                 f"{self._done.stored} groups are stored, then none was admitted for {self._request.wait_s:g} s "
@@ -212,7 +212,7 @@ class Importer:
         """Store a group within the byte budgets: room is kept for what its stages will store of it."""
         size = len(encode(group)) + _ALLOWANCE_BYTES
         await self._measure()
-        room = ByteReservation.of(self._config.flow, sequences=len(group.sequences), bytes_=size)
+        room = ByteReservation.of(self._config.flow, sequences=group.sequences.n_samples, bytes_=size)
         full = self._budget.reason_never_possible(room) or self._budget.refusal_reason(room)
         if full is not None:
             raise StreamFullError(

@@ -619,10 +619,12 @@ class GroupPage extends View {
       element("div", { class: "sample-head" }, element("h3", {}, `Sample ${i}`), sample.excluded ? pill("not trained on", "warn") : null,
         element("span", { class: "quiet small" }, `advantage ${number(sample.advantage)}, reward ${number(sample.reward)}`),
         element("span", { class: "score", title: "score" }, number(sample.score))),
-      element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
+      element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens${sample.sequences > 1 ? ` in ${sample.sequences} sequences` : ""}, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
       sample.messages.length ? element("div", {}, sample.messages.map(turn)) : null,
       ratings.length || own.length ? element("div", { class: "ratings" }, ratings, own) : element("p", { class: "quiet small" }, "No ratings yet."),
-      sequences.map((columns) => this.strip(columns, sample)));
+      sequences.map((columns, place) => [
+        sample.sequences > 1 ? element("p", { class: "quiet small" }, `Sequence ${place + 1} of ${sample.sequences}, ended by ${columns.finish_reason}`) : null,
+        this.strip(columns, sample)]));
   }
   strip(columns, sample) {
     const place = element("div", { class: "tokens", role: "listbox", "aria-label": `Tokens of sequence ${columns.sequence}` });

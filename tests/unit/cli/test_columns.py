@@ -79,7 +79,7 @@ def timeline() -> Timeline:
     times = (8000 * MS, 8500 * MS, 9000 * MS)
     spans += consume_spans("trainer", group, "ab" * 16, 5, times, subject="rl.ledger.a-long-name.main")
     return Timeline(
-        group=group, run="a-long-name", env="spell_backward", seq=7, sequences=4, tokens=92, policy_step=3,
+        group=group, run="a-long-name", env="spell_backward", seq=7, samples=2, sequences=4, tokens=92, policy_step=3,
         producer="p", started_ns=0, stored_ns=480 * MS, ended_ns=9000 * MS, now_ns=9000 * MS, state="trained",
         waits_for=None, reason=None, step=5, seconds=9.0, spans=[root, *spans],
     )  # fmt: skip
@@ -97,4 +97,5 @@ def test_a_waterfall_shows_every_time_whatever_the_terminal(width: int) -> None:
 
 
 def test_a_waterfall_says_what_took_longest() -> None:
+    assert "2 samples in 4 sequences, 92 tokens" in shown(trace.render(timeline()), 120)
     assert "longest: teacher queue.wait, 5.67 s (63 %)" in shown(trace.render(timeline()), 120)

@@ -166,7 +166,13 @@ class CallTree:
         for index in sorted(delivered - followed):
             yield self.path(index)
 
-    def longest_path(self) -> list[RecordedCall]:
-        """Return the path with the most sampled tokens, of several the newest; empty if no answer arrived."""
-        found = [(sum(len(call.sampled.token_ids) for call in path), path[-1].index, path) for path in self.paths()]
-        return max(found, key=lambda one: one[:2])[2] if found else []
+    def trained_paths(self) -> list[list[RecordedCall]]:
+        """Return all paths, each to an answer that the agent got; empty if none arrived.
+
+        The last one, which is judged, is that with the most sampled tokens, of several the newest.
+        """
+        found = list(self.paths())
+        sizes = [(sum(len(call.sampled.token_ids) for call in path), path[-1].index) for path in found]
+        if found:
+            found.append(found.pop(sizes.index(max(sizes))))
+        return found

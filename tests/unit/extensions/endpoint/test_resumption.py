@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from unit.extensions.endpoint.engine import ScriptedEngine
 from unit.extensions.endpoint.families import FAMILIES, call_text
-from unit.extensions.endpoint.test_recording import TOOL, chat, check_against_engine
+from unit.extensions.endpoint.test_recording import TOOL, chat, check_against_engine, check_each_call_is_trained_once
 
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.environment.config import CollectConfig
@@ -18,7 +18,7 @@ from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.calls import SessionCall
+from lachesis.schemas.calls import SessionCall, SessionEnd
 from lachesis.schemas.codec import decode, encode
 
 
@@ -34,10 +34,13 @@ class LogOfGroup:
     def __init__(self) -> None:
         self.known = RecordedGroup(None, {})  # type: ignore[arg-type]  # its start is not read here
 
-    async def store(self, record: SessionCall) -> None:
-        found = decode(SessionCall, encode(record))
+    async def store(self, record: SessionCall | SessionEnd) -> None:
+        found = decode(type(record), encode(record))
         found.check()
-        self.known.session(found.session).calls[found.index] = found
+        if isinstance(found, SessionEnd):
+            self.known.session(found.session).end = found
+        else:
+            self.known.session(found.session).calls[found.index] = found
 
 
 def session_on(log: LogOfGroup, engine: ScriptedEngine, diverging: Diverging = "sample") -> AgentSession:
@@ -90,7 +93,33 @@ async def test_an_agent_that_was_killed_gets_its_answers_again_and_the_rest_is_s
     assert session.session.diverged is None
     assert [call.index for call in log.known.session("0.0").path(5)] == [4, 5]
     assert session.session.tokens == session.tree.tokens(5)
+    check_each_call_is_trained_once(session)
+    assert len(session.session.sequences) == 4  # before the compaction, both answers of the sub-agent, and after it
     assert before in ([], whole)
+
+
+async def test_a_finished_sample_has_the_same_sequences_after_a_kill() -> None:
+    log, engine = LogOfGroup(), ScriptedEngine("qwen", 1)
+    session = session_on(log, engine)
+    history: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+    history.append(await chat(session, history))
+    for text in ("one way", "and a longer other way"):  # they have the first answer in common
+        engine.texts = [text]
+        await chat(session, [*history, {"role": "user", "content": text}])
+    await agent(session, engine, "qwen")
+    session.fill()
+    await session.session.end({"right": 1.0})
+    calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+    end = calls.finished(0)
+    assert end is not None
+    after = session_on(log, engine).session
+    after.restore(*end)
+    assert len(after.sequences) == 6
+    for one, other in zip(after.sequences, session.session.sequences, strict=True):
+        assert (one.tokens, one.loss_mask, one.versions) == (other.tokens, other.loss_mask, other.versions)
+        assert one.finish_reason == other.finish_reason
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+    assert calls.figures.resumed_calls == 9  # each once
 
 
 @pytest.mark.parametrize("diverging", ["sample", "give_up"])

@@ -1,0 +1,65 @@
+"""Holds the tokens of one training sequence while they are generated."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.environment.inference import ModelTurn, joined_experts
+from lachesis.pipeline.inference.sampling_mask import MaskRows
+from lachesis.schemas.rollout import FinishReason
+
+__all__ = ["SequenceDraft", "trained_calls"]
+
+
+class SequenceDraft:
+    """Tokens, loss mask, logprobs and version spans so far, one entry a token.
+
+    Guarantees that the mask is true exactly on tokens that the model generated (its stop tokens included) and that are
+    trained in this sequence, and that a logprob off the mask is 0.
+    """
+
+    def __init__(self) -> None:
+        self.finish_reason: FinishReason = "stop"
+        self.tokens: list[int] = []
+        self.loss_mask: list[bool] = []
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, str]] = []
+        self.routed_experts: NDArray[np.int16] | None = None
+        self.sampling_masks: list[tuple[int, MaskRows]] = []
+
+    def put(self, ids: Sequence[int]) -> None:
+        """Append tokens that the model did not generate."""
+        self.tokens += ids
+        self.loss_mask += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def append(self, turn: ModelTurn, *, trained: bool = True) -> None:
+        """Append what the model generated. `trained`: False if another sequence of the sample trains it."""
+        start = len(self.tokens)
+        for position, version in turn.versions:
+            if not self.versions:
+                self.versions.append((0, version))  # the prompt counts with the first generated token
+            elif self.versions[-1][1] != version:
+                self.versions.append((start + position, version))
+        self.tokens += turn.token_ids
+        self.loss_mask += [trained] * len(turn.token_ids)
+        self.logprobs += turn.logprobs if trained else [0.0] * len(turn.token_ids)
+        self.routed_experts = joined_experts(self.routed_experts, turn.routed_experts)
+        if trained and turn.sampling_mask is not None:
+            self.sampling_masks.append((start, turn.sampling_mask))
+        self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
+
+
+def trained_calls(paths: Sequence[Iterable[int]]) -> list[set[int]]:
+    """Return for each sequence of a sample, given as the calls that it consists of, those that it trains.
+
+    Each call is trained in exactly one sequence, the last one that has it.
+    """
+    known: set[int] = set()
+    found = []
+    for path in reversed(paths):
+        own = set(path) - known
+        known |= own
+        found.append(own)
+    return found[::-1]
