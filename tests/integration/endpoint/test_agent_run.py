@@ -1,4 +1,4 @@
-"""A stranger's agent, a loop with two tools over plain HTTP, trained by `lachesis up` across a kill."""
+"""A stranger's agent, with tools, a sub-agent and a compaction, trained by `lachesis up` across a kill."""
 
 import json
 import os
@@ -8,9 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import anyio
+import numpy as np
 import pytest
+from integration.audit import audit
 
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.ledger.chain import LedgerPosition
+from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
+from lachesis.schemas.rollout import RolloutGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.extension]
 
@@ -21,11 +29,11 @@ model = "model"
 [environments.words]
 kind = "agent"
 samples = 4
-longest_tokens = 512
+longest_tokens = 2048
 max_new_tokens = 12
 concurrency = 2
 [environments.words.params]
-command = ["{python}", "agent.py", "--reward"]
+command = ["{python}", "agent.py", "--reward", "--team"]
 folder = "."
 path = "tasks.jsonl"
 reward = "program"
@@ -36,6 +44,10 @@ held_out = 0
 [training]
 steps = 3
 """
+
+
+SEQUENCES = 4
+"""Of each sample: two ways on from its first step, its sub-agent's, and that after the compaction."""
 
 
 @pytest.mark.timeout(540)
@@ -52,15 +64,45 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
         up = subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
     try:
         while up.poll() is None:  # the test's own limit ends it
+            time.sleep(0.2)
             metrics = run / "metrics.jsonl"
             if not killed and metrics.exists() and '"train/step":1' in metrics.read_text():
                 os.kill(int(json.loads((run / "pids.json").read_text())["environment-words"]), 9)
                 killed = True
-            time.sleep(0.2)
     finally:
         up.terminate()
         up.wait()
     text = (tmp_path / "up.log").read_text()
     assert up.returncode == 0, text
     assert killed
-    assert '"train/step":3' in (run / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["train/sequences"] for line in lines if "train/step" in line] == [8 * SEQUENCES] * 3
+    anyio.run(check_streams, run)
+
+
+async def check_streams(run: Path) -> None:
+    """Nothing is lost or trained twice, and what is trained are all sequences of each sample."""
+    groups = 0
+    async with (
+        EmbeddedServer(run / "nats") as server,
+        await connect(server.url, run="agents", name="audit", token=server.token) as bus,
+    ):
+        assert (await audit(bus, "agents")).violations == []
+        async for entry in follow_ledger(bus, "agents", "main", LedgerPosition(), follow=False):
+            if entry.batch is not None:
+                for _, group, _ in await fetch_batch(bus, entry.batch):
+                    check_sequences(group)
+                    groups += 1
+    assert groups == 6
+
+
+def check_sequences(group: RolloutGroup) -> None:
+    """Each sample has its own conversation last, and each sampled token under the mask of one sequence."""
+    sequences = list(group.sequences)
+    assert group.sequences.sample_index == [sample for sample in range(4) for _ in range(SEQUENCES)]
+    for sample, note in enumerate(group.metadata["samples"]):
+        assert note["calls"] == {"all": SEQUENCES + 1, "trained": SEQUENCES + 1}
+        own = sequences[SEQUENCES * sample :][:SEQUENCES]
+        runs = [int((np.diff(one.loss_mask.astype(np.int8)) == 1).sum()) for one in own]
+        assert sum(runs) == SEQUENCES + 1  # calls: the first step is trained in one of the two ways on from it
+        assert runs[-1] == max(runs)

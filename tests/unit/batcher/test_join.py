@@ -23,7 +23,7 @@ def gid(n: int) -> str:
     return f"{n:032x}"
 
 
-def make_plan(n: int, *, sequences: int = 4, samples: int = 4, tokens: int = 40, step: int = 0) -> Plan:
+def make_plan(n: int, *, sequences: int = 12, samples: int = 4, tokens: int = 40, step: int = 0) -> Plan:
     return Plan(
         group=gid(n),
         sequences=sequences,
@@ -110,7 +110,7 @@ def worlds(draw: st.DrawFn) -> World:
         seq += draw(st.integers(1, 3))  # between them lie other runs' rollouts and chunks
         n = draw(st.integers(0, groups))
         world.rollouts[seq] = (
-            None if draw(st.integers(0, 9)) == 0 else make_plan(n, sequences=12 if n == 5 else 4, step=n % 3)
+            None if draw(st.integers(0, 9)) == 0 else make_plan(n, samples=12 if n == 5 else 4, step=n % 3)
         )
     seqs = st.integers(1, seq + 3)
     known = st.sampled_from([(p.group, s) for s, p in world.rollouts.items() if p] or [(gid(99), 1)])
@@ -243,7 +243,7 @@ def expected(world: World, config: BatchingConfig) -> dict[int, set[str] | None]
             fates[seq] = {"duplicate"}
         else:
             first[plan.group] = seq
-            fates[seq] = {"oversized"} if plan.sequences > config.batch_size else _fate(world, config, plan, seq)
+            fates[seq] = {"oversized"} if plan.samples > config.batch_size else _fate(world, config, plan, seq)
     return fates
 
 

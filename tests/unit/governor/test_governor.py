@@ -37,7 +37,7 @@ def acquire(env: str = "a", sequences: int = 4, size: int = 1000) -> LeaseReques
 def plan(sequences: int = 4, lease: str | None = None) -> Plan:
     return Plan(
         group=new_group_id(),
-        sequences=sequences,
+        sequences=3 * sequences,  # a sample has several, and counts once
         samples=sequences,
         tokens=100,
         policy_step=0,

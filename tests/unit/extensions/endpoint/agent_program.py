@@ -1,4 +1,7 @@
-"""An agent as a stranger writes one: a loop with two tools, over plain HTTP. It imports nothing of this project."""
+"""An agent as a stranger writes one: a loop with two tools, over plain HTTP. It imports nothing of this project.
+
+With `--team` it tries its last step twice, has a sub-agent, and goes on from a summary of its conversation.
+"""
 
 import json
 import os
@@ -26,6 +29,11 @@ def post(url: str, body: dict) -> dict:
         return json.load(answer)
 
 
+def ask(messages: list, **more: object) -> dict:
+    body = {"model": "policy", "messages": messages, **more}
+    return post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
+
+
 def run_tool(name: str, a: int, b: int) -> int:
     return a + b if name == "add" else a * b
 
@@ -34,14 +42,18 @@ def main() -> None:
     task = json.loads(Path(os.environ["LACHESIS_TASK"]).read_text())
     messages = list(task["messages"])
     for _ in range(8):
-        body = {"model": "policy", "messages": messages, "tools": TOOLS}
-        message = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
+        message = ask(messages, tools=TOOLS)
         messages.append(message)
         if not message.get("tool_calls"):
             break
         for call in message["tool_calls"]:
             result = run_tool(call["function"]["name"], **json.loads(call["function"]["arguments"]))
             messages.append({"role": "tool", "content": str(result), "tool_call_id": call["id"]})
+    if "--team" in sys.argv:
+        for way in ("shorter", "longer"):
+            ask([*messages, {"role": "user", "content": f"Say it {way}."}], tools=TOOLS)
+        helper = ask([{"role": "user", "content": "Help. Say a letter."}])
+        message = ask([{"role": "user", "content": f"So far: {helper['content']}"}])
     print("the agent said", message["content"])
     if "--reward" in sys.argv:
         right = task["task"]["answer"] in (message["content"] or "")
