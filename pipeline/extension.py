@@ -148,7 +148,7 @@ class TrackerSpec:
 class EngineSpec:
     """An inference engine, which `inference.ROLE.kind` names.
 
-    `serve`: function that gets service, configuration, role, the role's settings and the model, and serves the role
+    `serve`: function that gets service, the server's settings (`ServerSettings`) and the model, and serves the role
     until the service drains. `says`: what its server says that it is. `extra`: what to install for it, unless
     `inference.ROLE.python` names another interpreter.
     """

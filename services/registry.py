@@ -132,10 +132,11 @@ def load_stage(spec: ServiceSpec) -> Stage:
 
     from lachesis.services.stage_settings import SETTINGS  # numpy, which a list of services does not need
 
-    made = SETTINGS.get(spec.name)
+    core = CORE.get(spec.name)
+    made = SETTINGS.get(spec.name) if core is not None and core.stage == spec.stage else None
 
     async def stage(service: Service, config: RunConfig, part: str) -> None:
-        settings = config if made is None else made(config)
-        await (run(service, settings) if spec.part is None else run(service, settings, part or spec.part))
+        parts = () if spec.part is None else (part or spec.part,)
+        await (run(service, config, *parts) if made is None else run(service, made(config, *parts)))
 
     return stage

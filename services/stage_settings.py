@@ -1,7 +1,7 @@
 """Makes the settings of each stage from the configuration of a run. Pure.
 
-A stage in `SETTINGS` takes a struct of its own, and knows nothing else of the configuration. The others still take the
-whole of it.
+A stage in `SETTINGS` takes a struct of its own, and knows nothing else of the configuration. The others, and those of
+extensions, take the whole of it.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,16 @@ from typing import Any
 
 from lachesis.pipeline.batcher.settings import BatcherSettings
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import role_access, server_settings
 from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
+from lachesis.pipeline.environment.settings import EnvironmentSettings
+from lachesis.pipeline.evaluator.schedule import EvaluableSteps
+from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings, EvaluatorSettings
 from lachesis.pipeline.governor.settings import GovernorSettings
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
-from lachesis.pipeline.inference.directory import role_access
+from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
@@ -29,11 +33,16 @@ __all__ = [
     "SETTINGS",
     "batcher_settings",
     "curriculum_settings",
+    "environment_settings",
+    "evaluable_steps",
+    "evaluated_settings",
+    "evaluator_settings",
     "governor_settings",
     "health_settings",
     "history_settings",
     "ledger_settings",
     "normalizer_settings",
+    "policy_context",
     "reader_settings",
     "recovery_settings",
     "reward_settings",
@@ -114,6 +123,66 @@ def batcher_settings(config: RunConfig) -> BatcherSettings:
         environments=tuple(config.environments),
         ends_batched=config.mode == "observe",
     )
+
+
+def environment_settings(config: RunConfig, name: str) -> EnvironmentSettings:
+    """Return the settings of the process of environment `name`; empty: of all that generate here."""
+    policy = config.role("policy")
+    return EnvironmentSettings(
+        environments=config.environments,
+        own=[name] if name else [env for env, one in config.environments.items() if not one.is_foreign],
+        held_out={env: held_out_rule(config, env) for env in config.environments},
+        seed=config.seed,
+        folder=config.path,
+        policy=role_access(config, "policy"),
+        policy_says=policy.spec.says if policy.url is None else None,
+        draws_by_epoch=config.curriculum.strategy == "epoch",
+        reads=config.trainer_reads,
+        temperature=config.trained_temperature,
+    )
+
+
+def evaluator_settings(config: RunConfig) -> EvaluatorSettings:
+    """Return the settings of the evaluator."""
+    return EvaluatorSettings(
+        environments=evaluated_settings(config),
+        evaluate=config.evaluate,
+        access=role_access(config, "eval"),
+        folder=config.path,
+        trainer=config.training.name,
+        last_step=config.training.steps,
+        ends=config.mode == "train",
+        evaluable=evaluable_steps(config),
+    )
+
+
+def evaluated_settings(config: RunConfig) -> dict[str, EvaluatedEnvSettings]:
+    """Return, by environment that is evaluated, how it is."""
+    return {
+        name: EvaluatedEnvSettings(
+            run=config.run,
+            config=env,
+            scoring=env.scoring or config.scoring,
+            evaluate=config.evaluate,
+            held_out=held_out_rule(config, name),
+            seed=config.seed,
+        )
+        for name, env in evaluated_environments(config).items()
+    }
+
+
+def evaluable_steps(config: RunConfig) -> EvaluableSteps:
+    """Return the steps whose policies can be evaluated."""
+    if config.weights.transport != "shared_memory":
+        return EvaluableSteps()
+    every = config.evaluate.every_steps if evaluated_environments(config) else None
+    return EvaluableSteps(every, config.training.steps)
+
+
+def policy_context(config: RunConfig) -> int | None:
+    """Return the tokens of the policy's context, None where only its server knows."""
+    elsewhere = config.trains_elsewhere("inference", "policy") is not None
+    return context_of_server(config.role("policy"), config.model, elsewhere=elsewhere)
 
 
 def curriculum_settings(config: RunConfig) -> CurriculumSettings:
@@ -224,13 +293,16 @@ def teacher_settings(config: RunConfig) -> TeacherSettings:
     )
 
 
-SETTINGS: dict[str, Callable[[RunConfig], Any]] = {
+SETTINGS: dict[str, Callable[..., Any]] = {
     "batcher": batcher_settings,
     "curriculum": curriculum_settings,
+    "environment": environment_settings,
+    "evaluator": evaluator_settings,
     "governor": governor_settings,
     "health": health_settings,
+    "inference": server_settings,
     "normalizer": normalizer_settings,
     "scorer": scorer_settings,
     "teacher": teacher_settings,
 }
-"""By service."""
+"""By service: functions of the configuration and, where a service has parts, of the part that it plays."""

@@ -6,6 +6,7 @@ from typing import Any
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.service import Service
 from lachesis.services import registry
+from lachesis.services.stage_settings import environment_settings
 
 
 def stage_of(name: str) -> Callable[[Service, RunConfig], Awaitable[None]]:
@@ -33,7 +34,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, **give
     """Run one environment, or a `single` group of it."""
     from lachesis.pipeline.environment import stage
 
-    await stage.run_environment(service, config, name, **given)
+    await stage.run_environment(service, environment_settings(config, name), name, **given)
 
 
 async def run_trainer(service: Service, config: RunConfig, on_past: Any = None) -> None:

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import FencedError, StoredValueError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stored_values import decode_value
-from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
-from lachesis.pipeline.tasks.held_out import ANY_RANK, HeldOutSplit
+from lachesis.pipeline.tasks.held_out import ANY_RANK, HeldOutRule, HeldOutSplit
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
@@ -65,13 +63,15 @@ def _copy(run: Path, env: str) -> Path:
     return run / f"{keys.held_out(env)}.msgpack"
 
 
-async def settle_held_out(service: Service, config: RunConfig, env: str, item_keys: Keys) -> NDArray[np.int64]:
-    """Return the held-out tasks, int64 [n]; the others may be drawn from now on."""
+async def settle_held_out(
+    service: Service, folder: Path, env: str, rule: HeldOutRule, item_keys: Keys
+) -> NDArray[np.int64]:
+    """Return the held-out tasks, int64 [n]; the others may be drawn from now on. `folder`: the run's."""
     split: HeldOutSplit = await service.retrying(f"store {keys.held_out(env)}")(
-        _try_settle, service, config, env, item_keys
+        _try_settle, service, folder, env, rule, item_keys
     )
-    keep_record(config.path, env, await read_held_out(service, env))
-    if split.withheld and is_held_out(config, env):
+    keep_record(folder, env, await read_held_out(service, env))
+    if split.withheld:
         text = (
             f"environment {env}: {len(split.tasks)} tasks are held out instead of {len(split.tasks) + split.withheld}, "
             "since the others may have been trained on: the tasks, evaluate.held_out or the seed were changed between "
@@ -82,18 +82,18 @@ async def settle_held_out(service: Service, config: RunConfig, env: str, item_ke
     return split.tasks
 
 
-async def _try_settle(service: Service, config: RunConfig, env: str, item_keys: Keys) -> HeldOutSplit:
+async def _try_settle(service: Service, folder: Path, env: str, rule: HeldOutRule, item_keys: Keys) -> HeldOutSplit:
     key = keys.held_out(env)
     while True:
         entry = await service.bus.value(key)
         record = decode_value(HeldOutRecord, entry, key)
         if record is None:  # a recovery may have put it aside
-            record = kept_record(config.path, env)
-        split = held_out_tasks(config, env, item_keys, record)
+            record = kept_record(folder, env)
+        split = rule.split(item_keys, record)
         before = ANY_RANK if record is None else record.limit
         if entry is not None and split.limit >= before:
             return split
-        made = HeldOutRecord(seed=config.seed if record is None else record.seed, limit=min(split.limit, before))
+        made = HeldOutRecord(seed=rule.seed if record is None else record.seed, limit=min(split.limit, before))
         try:
             await service.bus.put(key, encode(made), revision=0 if entry is None else entry.revision)
         except FencedError:

@@ -30,7 +30,6 @@ from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
@@ -45,6 +44,7 @@ from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
 from lachesis.pipeline.environment.sampler import Sampler
+from lachesis.pipeline.environment.settings import EnvironmentSettings
 from lachesis.pipeline.environment.traces import traced_if_abandoned
 from lachesis.pipeline.errors import (
     EnvironmentCodeError,
@@ -58,7 +58,6 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.pipeline.tasks.task import Task
@@ -102,33 +101,34 @@ def _now_s() -> float:
     return time.monotonic() - HOOKS.held_s
 
 
-async def run_environments(service: Service, config: RunConfig, name: str) -> None:
-    """Generate rollouts of environment `name`, of every one that is not another project's if it is empty."""
-    own = [env for env, settings in config.environments.items() if not settings.is_foreign]
+async def run_environments(service: Service, settings: EnvironmentSettings) -> None:
+    """Generate rollouts of the environments that this process runs."""
     async with anyio.create_task_group() as tasks:
-        for env in [name] if name else own:
-            tasks.start_soon(run_environment, service, config, env)
+        for env in settings.own:
+            tasks.start_soon(run_environment, service, settings, env)
 
 
-async def run_environment(service: Service, config: RunConfig, name: str, *, single: SingleGroup | None = None) -> None:
+async def run_environment(
+    service: Service, settings: EnvironmentSettings, name: str, *, single: SingleGroup | None = None
+) -> None:
     """Generate rollouts of environment `name` until the service drains.
 
     `single`, for `lachesis dev`: generate this group again and again, as leases are granted, and raise what fails it,
     infrastructure included, instead of trying again.
     """
-    settings = config.environments.get(name)
-    if settings is None:
-        raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
-    await service.starts_with(f"loading environment {name} ({settings.kind})")
-    env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)  # heartbeats go on
+    config = settings.environments.get(name)
+    if config is None:
+        raise ConfigError(f"environments.{name}: not configured; known: {', '.join(settings.environments) or 'none'}")
+    await service.starts_with(f"loading environment {name} ({config.kind})")
+    env = await anyio.to_thread.run_sync(load_environment, config.kind, config.params)  # heartbeats go on
     keys_of_items = await anyio.to_thread.run_sync(item_keys_of, env)
     for doubt in env.doubts:
         log.warning("environment %s: %s", name, doubt)
     service.set_note(f"{name} tasks", "; ".join(env.doubts) or None)
     if single is None:
-        held_out = await settle_held_out(service, config, name, keys_of_items)
+        held_out = await settle_held_out(service, settings.folder, name, settings.held_out[name], keys_of_items)
     else:
-        held_out = held_out_tasks(config, name, keys_of_items).tasks
+        held_out = settings.held_out[name].split(keys_of_items).tasks
         if not 0 <= single.task < len(env):
             raise ConfigError(f"task {single.task}: environment {name} has the tasks 0 to {len(env) - 1}")
         if single.task in held_out:
@@ -138,9 +138,9 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
     await service.starts_with("waiting for the policy's inference server")
     async with open_configured_role(
         service.bus,
-        config,
-        "policy",
-        timeout_s=settings.timeout_s,
+        service.run,
+        settings.policy,
+        timeout_s=config.timeout_s,
         requested=service.requested,
         report_slow=lambda text, all_slow: service.set_problem(
             "slow server", text, mend=SLOW_SERVER_CURE, held_up=["scorer", "trainer"], stops=all_slow
@@ -150,20 +150,19 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
             service,
             name,
             env,
-            settings,
+            config,
             directory,
             held_out=held_out,
-            seed=config.seed,
+            seed=settings.seed,
             single=single,
-            reads=config.trainer_reads,
-            temperature=config.trained_temperature,
+            reads=settings.reads,
+            temperature=settings.temperature,
         )
-        own = config.role("policy")
-        if own.url is None and single is None:
+        if settings.policy_says is not None and single is None:
             producer.guard.model = "policy"
-            producer.guard.engine = own.spec.says
-        if config.curriculum.strategy == "epoch":
-            producer.follow_epochs(config.seed, keys_of_items)
+            producer.guard.engine = settings.policy_says
+        if settings.draws_by_epoch:
+            producer.follow_epochs(settings.seed, keys_of_items)
         service.leases.append(producer.leases)
         service.loop_holders, service.held_limit_s = HOOKS, env.rollout_timeout_s
         async with (
@@ -178,11 +177,11 @@ async def run_environment(service: Service, config: RunConfig, name: str, *, sin
                 await tasks.start(producer.follow_policy)
                 await producer.compare_server()
                 if single is None and len(env):
-                    used = producer.guard.tokenizer_hash(settings.chat_template_kwargs)
+                    used = producer.guard.tokenizer_hash(config.chat_template_kwargs)
                     await note_changed_prompts(service, name, env, keys_of_items, used)
-            service.vitals.slots = settings.concurrency
+            service.vitals.slots = config.concurrency
             async with anyio.create_task_group() as workers:
-                for _ in range(settings.concurrency):
+                for _ in range(config.concurrency):
                     workers.start_soon(producer.work)
             tasks.cancel_scope.cancel()
 

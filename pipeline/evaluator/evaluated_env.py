@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.collecting import collect_config, max_context_of
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.evaluator.evaluate import EvalResult, GroupScorer, evaluate
+from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings
 from lachesis.pipeline.evaluator.success import can_be_judged, success_scorer
 from lachesis.pipeline.runtime.retries import RetryWait
-from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
 from lachesis.pipeline.tasks.held_out import reason_none_held_out
 from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
@@ -45,6 +44,9 @@ class EvaluatedEnv:
     """Tasks that would be held out, had they not been drawn before."""
     most: int | None = None
     """Maximum number of tasks that the run holds out, evaluate.items; None: it holds none out."""
+    samples: int = 4
+    """Answers to each task, as configured."""
+    seed: int = 0
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
@@ -60,7 +62,6 @@ class EvaluatedEnv:
     async def measure(
         self,
         inference: Inference,
-        config: RunConfig,
         *,
         items: int,
         samples: int | None = None,
@@ -76,7 +77,7 @@ class EvaluatedEnv:
         return await evaluate(
             self.env,
             inference,
-            k=samples or config.evaluate.samples,
+            k=samples or self.samples,
             temperature=self.settings.temperature,
             top_p=self.settings.top_p,
             items=self.tasks[:items],
@@ -84,7 +85,7 @@ class EvaluatedEnv:
             threshold=1.0,
             greedy=greedy,
             max_tokens=self.settings.max_new_tokens,
-            seed=config.seed,
+            seed=self.seed,
             policy_version=policy_version,
             concurrency=self.settings.concurrency,
             config=collect_config(self.settings, max_context=await max_context_of(inference)),
@@ -93,29 +94,28 @@ class EvaluatedEnv:
         )
 
 
-def load_evaluated_env(
-    config: RunConfig, name: str, settings: EnvironmentConfig, record: HeldOutRecord | None = None
-) -> EvaluatedEnv:
-    """Return one of the environments that `evaluated_environments` names. Raises as `load_environment`.
+def load_evaluated_env(settings: EvaluatedEnvSettings, name: str, record: HeldOutRecord | None = None) -> EvaluatedEnv:
+    """Return an environment with the tasks that it is evaluated on. Raises as `load_environment`.
 
     `record`: the tasks that earlier starts of the run held out.
     """
-    env = load_environment(settings.kind, settings.params)
-    own = is_held_out(config, name)
+    env = load_environment(settings.config.kind, settings.config.params)
+    own, items = settings.held_out.holds_out, settings.evaluate.items
     keys = item_keys_of(env)
-    split = held_out_tasks(config, name, keys, record) if own else None
-    tasks = range(min(config.evaluate.items, len(env))) if split is None else split.tasks.tolist()
-    scoring = settings.scoring or config.scoring
-    judged = can_be_judged(env, scoring)
-    scorer = success_scorer(env, name, settings, scoring, run=config.run)
+    split = settings.held_out.split(keys, record) if own else None
+    tasks = range(min(items, len(env))) if split is None else split.tasks.tolist()
+    judged = can_be_judged(env, settings.scoring)
+    scorer = success_scorer(env, name, settings.config, settings.scoring, run=settings.run)
     return EvaluatedEnv(
         name,
         env,
-        settings,
+        settings.config,
         tasks if judged else (),
         scorer,
         [int(keys[task] >> np.uint64(11)) for task in tasks] if judged else (),
         judged,
         0 if split is None else split.withheld,
-        config.evaluate.items if own else None,
+        items if own else None,
+        settings.evaluate.samples,
+        settings.seed,
     )

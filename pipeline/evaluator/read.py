@@ -3,14 +3,12 @@
 Only `lachesis gc` deletes any.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
-from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode
@@ -40,12 +38,12 @@ def decode_evaluation(message: StoredMessage) -> EvalEvent:
 class EvaluationReader:
     """Reads each evaluation once into `evaluations`. If the broker lost history, it reads all again."""
 
-    def __init__(self, bus: Bus, config: RunConfig) -> None:
+    def __init__(self, bus: Bus, run: str, revision: str, names: Iterable[str]) -> None:
+        """`names`: environments that are evaluated; "*": all that were."""
         self.evaluations = EvaluationHistory.of()
         self._bus = bus
         self._next_seq = 1
-        names = list(evaluated_environments(config)) or ([] if config.environments else ["*"])  # a run known by name
-        self._subjects = [subjects.event("eval", config.run, config.revision, name) for name in names]
+        self._subjects = [subjects.event("eval", run, revision, name) for name in names]
 
     @property
     def reads(self) -> bool:

@@ -8,7 +8,24 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.evaluator.config import EvaluationConfig
 
-__all__ = ["Schedule"]
+__all__ = ["EvaluableSteps", "Schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluableSteps:
+    """The steps whose policies have weights that can be evaluated: multiples of `every`, and from `last` on.
+
+    Weights in shared memory are gone with the next step; only those due for evaluation have a file. `every` 1: all
+    steps; None: none.
+    """
+
+    every: int | None = 1
+    last: int | None = None
+
+    def __contains__(self, step: int) -> bool:
+        if self.every is None:
+            return False
+        return step % self.every == 0 or (self.last is not None and step >= self.last)
 
 
 @dataclass(slots=True)

@@ -16,18 +16,16 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.api import Entry
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.errors import AccessError, DamagedError, EnvironmentCodeError, InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluator.schedule import Schedule
+from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings, EvaluatorSettings
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_configured_role
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, is_held_out, may_be_evaluated
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
@@ -58,7 +56,7 @@ class _ScheduledEnv:
         return self.evaluated.name
 
 
-async def run_evaluator(service: Service, config: RunConfig) -> None:
+async def run_evaluator(service: Service, settings: EvaluatorSettings) -> None:
     """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated.
 
     In a run that observes, the trainer is another's: no policy is the last one.
@@ -67,14 +65,14 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         service.until_drained(),  # an evaluation cut short leaves nothing behind
         open_configured_role(
             service.bus,
-            config,
-            "eval",
-            token=control_token(config.path, "eval"),
+            service.run,
+            settings.access,
+            token=control_token(settings.folder, "eval"),
             requested=service.requested,
         ) as directory,
     ):
-        evaluator = _Evaluator(service, config, directory)
-        envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
+        evaluator = _Evaluator(service, settings, directory)
+        envs = [await evaluator.open(name, one) for name, one in settings.environments.items()]
         await service.starts_with("waiting for the inference server of evaluations")
         await directory.current()
         service.mark_ok()
@@ -95,7 +93,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                     (one, items)
                     for one in envs
                     if one.evaluated.tasks
-                    and may_be_evaluated(config, step)
+                    and step in settings.evaluable
                     and (items := one.schedule.due(step)) is not None
                 ]
                 try:
@@ -104,7 +102,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                             one.schedule.done = step
                 except _PolicyRefusedError as error:
                     evaluator.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
-                if config.mode == "train" and config.training.steps is not None and step >= config.training.steps:
+                if settings.ends and settings.last_step is not None and step >= settings.last_step:
                     return  # evaluated, or refused: there will be no other
 
 
@@ -148,20 +146,20 @@ def _failing(one: _ScheduledEnv, event: EvalEvent) -> str | None:
 
 
 class _Evaluator:
-    def __init__(self, service: Service, config: RunConfig, directory: InferenceDirectory) -> None:
+    def __init__(self, service: Service, settings: EvaluatorSettings, directory: InferenceDirectory) -> None:
         self.service = service
-        self.config = config
+        self.settings = settings
         self.directory = directory
         self.too_long: dict[str, set[int]] = {}
         """By environment: the held-out tasks with prompts beyond the context."""
-        self.receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
+        self.receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
 
-    async def open(self, name: str, settings: EnvironmentConfig) -> _ScheduledEnv:
+    async def open(self, name: str, one: EvaluatedEnvSettings) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
-        await self.service.starts_with(f"loading environment {name} ({settings.kind})")
-        record = await read_held_out(self.service, name) if is_held_out(self.config, name) else None
-        keep_record(self.config.path, name, record)
-        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, self.config, name, settings, record)
+        await self.service.starts_with(f"loading environment {name} ({one.config.kind})")
+        record = await read_held_out(self.service, name) if one.held_out.holds_out else None
+        keep_record(self.settings.folder, name, record)
+        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, one, name, record)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
         newest: EvalEvent | None = None
@@ -175,8 +173,11 @@ class _Evaluator:
         if newest is not None:
             self._show(newest)
         done = newest.policy_step if newest else None
-        schedule = Schedule(self.config.evaluate, self.config.training.steps, done)
+        schedule = Schedule(self.settings.evaluate, self.settings.last_step, done)
         return _ScheduledEnv(evaluated, schedule, newest)
+
+    def _holds_out(self, env: str) -> bool:
+        return self.settings.environments[env].held_out.holds_out
 
     async def _newest_step(self) -> float:
         """Return the step of the newest policy, -1 before the first, infinity where its record cannot be read."""
@@ -197,7 +198,7 @@ class _Evaluator:
         except _PolicyRefusedError:
             raise
         except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
-            if not isinstance(error, AccessError | DataError) and not is_held_out(self.config, one.name):
+            if not isinstance(error, AccessError | DataError) and not self._holds_out(one.name):
                 raise  # if no evaluation was configured, the run goes on without
             self.set_problem(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
@@ -228,16 +229,15 @@ class _Evaluator:
         client = await self.directory.current()
         if await client.weight_version() != record.version:
             try:
-                with traced_update(self.service, self.config.training.name, record.policy_version):
+                with traced_update(self.service, self.settings.trainer, record.policy_version):
                     path = await self.receiver.path_of(record)
                     self.service.set_note("digest", await client.update_weights(path, record.version))
             except (AccessError, DataError, NotFoundError) as error:
                 raise _PolicyRefusedError(str(error)) from error
         result = await one.measure(
             client,
-            self.config,
             items=items,
-            greedy=items >= min(self.config.evaluate.items, len(one.tasks)),
+            greedy=items >= min(self.settings.evaluate.items, len(one.tasks)),
             policy_version=record.version,
             report=self.service.report_wait,
         )

@@ -22,7 +22,6 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.call_times import LOOK_S, CallTimes
 from lachesis.pipeline.common.private_file import given_token, shared_token
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
@@ -39,13 +38,10 @@ __all__ = [
     "RoleAccess",
     "check_url",
     "control_token",
-    "key_path",
     "open_configured_role",
     "open_role",
     "register",
     "registered_servers",
-    "role_access",
-    "sampling_key",
     "stay_registered",
     "url_file",
 ]
@@ -82,33 +78,15 @@ class RoleAccess(NamedTuple):
     key_is_given: bool = False
 
     def key(self) -> str | None:
-        """Return the key for sampling, None if the servers need none; see `sampling_key`."""
+        """Return the key for sampling, None if the servers need none.
+
+        It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
+        """
         if self.key_file is None:
             return None
         if self.key_is_given:
             return given_token(self.key_file, f"inference.{self.role}.key_file")
         return shared_token(self.key_file)
-
-
-def role_access(config: RunConfig, role: str) -> RoleAccess:
-    """Return how clients reach the servers of a role."""
-    settings = config.role(role)
-    if settings.key_file is not None:
-        return RoleAccess(role, settings.url, Path(settings.key_file), key_is_given=True)
-    return RoleAccess(role, settings.url, config.path / "inference" / f"{role}.key" if settings.needs_key else None)
-
-
-def key_path(config: RunConfig, role: str) -> Path | None:
-    """Return the file of the key for sampling from the servers of `role`; None if they need none."""
-    return role_access(config, role).key_file
-
-
-def sampling_key(config: RunConfig, role: str) -> str | None:
-    """Return the key for sampling from the servers of `role`; None if they need none.
-
-    It is made if there is none yet. Raises `StartupError` when its file cannot be read or written, or holds no key.
-    """
-    return role_access(config, role).key()
 
 
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
@@ -240,7 +218,7 @@ async def open_role(
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of one role: of the server at `url`, or of those that register on the bus.
 
-    `key`: needed to sample (`sampling_key`). `token`: needed to change the state of the run's own servers
+    `key`: needed to sample (`RoleAccess.key`). `token`: needed to change the state of the run's own servers
     (`control_token`); it opens every path that the key opens, and is never sent to a server at `url`. `requested`: see
     `InferenceClient`. `report_slow` is called repeatedly with the server that is far slower than usual (None: none is)
     and whether all requests under way are that slow.
@@ -258,8 +236,8 @@ async def open_role(
 @asynccontextmanager
 async def open_configured_role(
     bus: Bus,
-    config: RunConfig,
-    role: str,
+    run: str,
+    access: RoleAccess,
     *,
     token: str | None = None,
     timeout_s: float = 120.0,
@@ -268,14 +246,14 @@ async def open_configured_role(
 ) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of a role by the address and the key that the run is configured with.
 
-    All else is as in `open_role`. Raises as `sampling_key`.
+    All else is as in `open_role`. Raises as `RoleAccess.key`.
     """
     async with open_role(
         bus,
-        config.run,
-        role,
-        url=config.role(role).url,
-        key=sampling_key(config, role),
+        run,
+        access.role,
+        url=access.url,
+        key=access.key(),
         token=token,
         timeout_s=timeout_s,
         requested=requested,

@@ -16,12 +16,10 @@ from starlette.types import ASGIApp
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import write_private
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
-    key_path,
     register,
     stay_registered,
     url_file,
@@ -29,6 +27,7 @@ from lachesis.pipeline.inference.directory import (
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.inference.sampling_notice import SamplingNotice
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS, TEXT_PATHS
+from lachesis.pipeline.inference.settings import ServerSettings
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
@@ -42,22 +41,20 @@ _HEAD_S = 10.0
 """Seconds in which a request's headers must have arrived."""
 
 
-def local_url(config: RunConfig, role: str, listener: socket.socket) -> str:
+def local_url(settings: ServerSettings, listener: socket.socket) -> str:
     """Return the URL by which this machine reaches the listening server."""
-    return f"http://{config.role(role).local_address}:{listener.getsockname()[1]}"
+    return f"http://{settings.config.local_address}:{listener.getsockname()[1]}"
 
 
-def allowed_hosts(config: RunConfig, role: str, listener: socket.socket) -> set[str] | None:
+def allowed_hosts(settings: ServerSettings, listener: socket.socket) -> set[str] | None:
     """Return the names of hosts that requests may bear; None: any (see `BrowserGuard`)."""
-    settings = config.role(role)
-    url = settings.advertise or local_url(config, role, listener)
-    return {host_of(urlsplit(url).netloc)} if settings.host in LOOPBACK else None
+    url = settings.config.advertise or local_url(settings, listener)
+    return {host_of(urlsplit(url).netloc)} if settings.config.host in LOOPBACK else None
 
 
 async def serve_role(
     service: Service,
-    config: RunConfig,
-    role: str,
+    settings: ServerSettings,
     app: ASGIApp,
     listener: socket.socket,
     *,
@@ -72,13 +69,13 @@ async def serve_role(
     Raises StartupError when `check_alive` raises InfrastructureError: the engine is gone, so the service ends and is
     started again, and the fault is its own.
     """
-    foreign = role == "policy" and any(env.is_foreign for env in config.environments.values())
-    if foreign and config.trained_temperature is not None:
-        app = SamplingNotice(app, TEXT_PATHS, config.trained_temperature, partial(service.set_problem, "sampling"))
+    role, temperature = settings.role, settings.expected_temperature
+    if temperature is not None:
+        app = SamplingNotice(app, TEXT_PATHS, temperature, partial(service.set_problem, "sampling"))
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
     server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)
-    url = local_url(config, role, listener)
+    url = local_url(settings, listener)
 
     async def count() -> None:
         while True:
@@ -90,35 +87,34 @@ async def serve_role(
             await anyio.sleep(1.0)
 
     async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:
-        await own.use(url, control_token(config.path, role))
+        await own.use(url, control_token(settings.folder, role))
         tasks.start_soon(server.stop_on_drain, service)
         tasks.start_soon(count)
-        tasks.start_soon(
-            partial(announce, service, config, role, own, config.role(role).advertise or url, pointer=pointer)
-        )
+        tasks.start_soon(partial(announce, service, settings, own, settings.config.advertise or url, pointer=pointer))
         await server.serve_until_cancelled([listener])
 
 
 async def announce(
-    service: Service, config: RunConfig, role: str, own: InferenceDirectory, url: str, *, pointer: Path | None
+    service: Service, settings: ServerSettings, own: InferenceDirectory, url: str, *, pointer: Path | None
 ) -> None:
     """Register the server, the policy's once it holds a published version; then keep both so.
 
     `pointer`: to the trainer's weights, where they are in shared memory.
     """
+    role = settings.role
     async with service.until_drained(), anyio.create_task_group() as tasks:
         if role == "policy":
             await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
-            receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
+            receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
             # a trainer with shared weights waits for the server, so that it is never late
-            behind = None if pointer is not None else config.batching.max_staleness
+            behind = None if pointer is not None else settings.max_staleness
             follow = partial(follow_policy, path_of=receiver.path_of, max_behind=behind, shared=pointer)
-            tasks.start_soon(follow, service, own, loaded, config.training.name)
+            tasks.start_soon(follow, service, own, loaded, settings.trainer)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
-        await anyio.to_thread.run_sync(write_private, url_file(config.path, role), url)
-        if (path := key_path(config, role)) is not None:
+        await anyio.to_thread.run_sync(write_private, url_file(settings.folder, role), url)
+        if (path := settings.access.key_file) is not None:
             log.info("requests for samples must bear the key that %s holds", path)
         service.mark_ok()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)

@@ -9,6 +9,7 @@ from lachesis.schemas.control import HeldOutRecord
 
 __all__ = [
     "evaluated_environments",
+    "evaluation_names",
     "held_out_rule",
     "held_out_tasks",
     "is_held_out",
@@ -24,6 +25,11 @@ def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]
     if reason_not_evaluated(config) is not None:
         return {}
     return {name: env for name, env in config.environments.items() if not env.is_foreign}
+
+
+def evaluation_names(config: RunConfig) -> list[str]:
+    """Return the environments with evaluations to read; "*" for a run of which only the name is known."""
+    return list(evaluated_environments(config)) or ([] if config.environments else ["*"])
 
 
 def is_held_out(config: RunConfig, env: str) -> bool:

@@ -15,7 +15,7 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.inference.policy_context import policy_context
+from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
@@ -56,7 +56,7 @@ async def resume(
         setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, config, setup)
         load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        check_positions(policy_context(config), checkpoint.policy.model.config)
+        check_positions(context_of_server(config.role("policy"), config.model), checkpoint.policy.model.config)
         await check_resumable(checkpoint.state, checkpoint.path, feed)
         _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
@@ -66,7 +66,7 @@ async def resume(
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
-    check_positions(policy_context(config), policy.model.config)
+    check_positions(context_of_server(config.role("policy"), config.model), policy.model.config)
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
 
 

@@ -27,9 +27,10 @@ from anyio.abc import TaskGroup
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import sampling_key
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader
-from lachesis.pipeline.inference.directory import open_role, sampling_key
+from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, point_to_best
@@ -40,7 +41,7 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import evaluated_environments
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, evaluation_names
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainer.checkpoint import CheckpointContent, save_content
 from lachesis.pipeline.trainer.checkpoint_folder import only_writer
@@ -221,7 +222,7 @@ class _Trainer:
         self.checkpoints = OneAtATime(tasks)
         # a GPU's copies are in pinned memory, which takes long to get; others are freed once they are written
         self.pinned = HostCopies() if learner.device.type == "cuda" else None
-        self.evaluations = EvaluationReader(service.bus, config)
+        self.evaluations = EvaluationReader(service.bus, config.run, config.revision, evaluation_names(config))
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None
 

@@ -16,12 +16,13 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.config.servers import sampling_key
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, ModelSummary, summarize
 from lachesis.pipeline.evaluator.model_comparison import InferenceTest, ModelUnderTest
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, InferenceConfig
-from lachesis.pipeline.inference.directory import sampling_key, url_file
+from lachesis.pipeline.inference.directory import url_file
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.local_model import open_local_model

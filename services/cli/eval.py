@@ -26,7 +26,7 @@ from lachesis.pipeline.evaluator.evaluate import EvalResult
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.evaluator.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k, rate_interval
 from lachesis.pipeline.evaluator.model_comparison import RequestMeter
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
+from lachesis.pipeline.tasks.evaluated import reason_not_evaluated
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, with_options
@@ -35,6 +35,7 @@ from lachesis.services.cli.server_models import ServerTargets, open_server_model
 from lachesis.services.observe.evaluations import with_interval
 from lachesis.services.output import human_number, human_seconds, print_json, print_table, printable
 from lachesis.services.run.checkpoints import find_checkpoint, names_checkpoint
+from lachesis.services.stage_settings import evaluated_settings
 
 __all__ = ["EvaluationReport", "ModelEvaluation", "eval_"]
 
@@ -188,14 +189,12 @@ def _find(config: RunConfig, name: str) -> _LocalModel:
 
 def _load(config: RunConfig, names: Sequence[str]) -> list[EvaluatedEnv]:
     """Return the environments that are evaluated, each with tasks. Raises ConfigError if there is none."""
-    there = evaluated_environments(config)
+    there = evaluated_settings(config)
     if not there:
         raise ConfigError(f"run {config.run} has no held-out tasks: {reason_not_evaluated(config)}")
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(f"--env {unknown[0]}: not evaluated by run {config.run}; it evaluates {', '.join(there)}")
-    loaded = [
-        load_evaluated_env(config, name, there[name], kept_record(config.path, name)) for name in (names or there)
-    ]
+    loaded = [load_evaluated_env(there[name], name, kept_record(config.path, name)) for name in (names or there)]
     reasons = [reason for one in loaded if (reason := one.reason_without_tasks()) is not None]
     if (names and reasons) or len(reasons) == len(loaded):
         raise ConfigError("; ".join(reasons))
@@ -256,9 +255,7 @@ async def _measure(
             count()
             return scores
 
-        result = await replace(one, score_group=score_group).measure(
-            meter, plan.config, items=most, samples=plan.samples, skip=skip
-        )
+        result = await replace(one, score_group=score_group).measure(meter, items=most, samples=plan.samples, skip=skip)
     row = ModelEvaluation(
         model=model.name,
         path=model.path,

@@ -25,6 +25,7 @@ from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.tasks.evaluated import evaluation_names
 from lachesis.schemas import subjects
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, fitting, table
@@ -130,7 +131,7 @@ async def _last_look(bus: Bus, config: RunConfig) -> RunState:
         bus, subjects.LEDGER, subject, LedgerEntry, lambda one: (one.run, one.trainer) == (run, trainer)
     )
     outcomes = last.totals if last else {}
-    reader = EvaluationReader(bus, config)
+    reader = EvaluationReader(bus, config.run, config.revision, evaluation_names(config))
     await reader.catch_up()
     overview = look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
     fallen = evaluation_warnings(reader.evaluations, config.path).values()
@@ -176,7 +177,7 @@ class _TopScreen:
 
     async def follow_evaluations(self, bus: Bus) -> None:
         """Keep the newest evaluations. A run without streams has none yet."""
-        reader = EvaluationReader(bus, self.config)
+        reader = EvaluationReader(bus, self.config.run, self.config.revision, evaluation_names(self.config))
         while True:
             with suppress(NotFoundError):
                 async with aclosing(reader.follow()) as events:

@@ -20,15 +20,15 @@ from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import key_path
 from lachesis.pipeline.curriculum.scope import describe_curriculum
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.extension import call_each
-from lachesis.pipeline.inference.directory import key_path
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, reason_not_evaluated
+from lachesis.pipeline.tasks.evaluated import evaluated_environments, evaluation_names, reason_not_evaluated
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import LachesisError
@@ -185,7 +185,7 @@ class EvaluationWatch(RunWatcher):
 
     async def follow(self, bus: Bus) -> None:
         """See `RunWatcher`."""
-        reader = EvaluationReader(bus, self._config)
+        reader = EvaluationReader(bus, self._config.run, self._config.revision, evaluation_names(self._config))
         before = await reader.catch_up()  # those of earlier lives were printed by them
         self._reader = reader
         self._keep_best(before)

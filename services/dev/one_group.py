@@ -35,7 +35,6 @@ from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.policy_context import policy_context
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.model.context import check_positions
@@ -63,6 +62,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.dev.shown import print_group
 from lachesis.services.dev.stages import open_stages, run_stage
 from lachesis.services.dev.tracebacks import awaited_calls
+from lachesis.services.stage_settings import environment_settings, policy_context
 
 __all__ = ["one_group_config", "run_dev", "trace_group"]
 
@@ -224,7 +224,7 @@ async def trace_group(bus: Bus, config: RunConfig, name: str, single: SingleGrou
             bus,
             config,
             f"environment-{name}",
-            lambda service: run_environment(service, config, name, single=single),
+            lambda service: run_environment(service, environment_settings(config, name), name, single=single),
         )
         async with aclosing(follow_ledger(bus, config.run, config.training.name, LedgerPosition())) as entries:
             decision = await anext(entry async for entry in entries if entry.batch is not None or entry.outcomes)

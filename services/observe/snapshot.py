@@ -22,6 +22,7 @@ from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFound
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.ledger.rollbacks import describe_rollback
+from lachesis.pipeline.tasks.evaluated import evaluation_names
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
@@ -143,7 +144,7 @@ async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) 
     look = _RunReader(bus, until_s)
     planned = planned_services(config)
     heard = HeartbeatLog()
-    reader = EvaluationReader(bus, config)
+    reader = EvaluationReader(bus, config.run, config.revision, evaluation_names(config))
     beats_s = until_s - anyio.current_time()
     clustered = config.nats is not None and len(bus.client.servers) > 1
     await look.gather(

@@ -178,13 +178,13 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
     try:
         import torch
 
-        from lachesis.pipeline.inference.policy_context import policy_context
         from lachesis.pipeline.model.context import untrainable_positions
         from lachesis.pipeline.model.model_check import check_model
         from lachesis.pipeline.model.policy import ModelSetup
         from lachesis.pipeline.trainer.adapter_targets import adapter_problem
         from lachesis.pipeline.trainer.model_setup import model_setup
         from lachesis.pipeline.trainer.packing import predict_packing
+        from lachesis.services.stage_settings import policy_context
     except ModuleNotFoundError as error:
         return f"not checked: needs {error.name}; {install_command('train')}"
     trained = setting == "model" and config.mode == "train"

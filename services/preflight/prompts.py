@@ -51,8 +51,8 @@ class PolicyPrompts:
         return found.text
 
     def _loaded(self) -> tuple[Any, int | None]:
-        from lachesis.pipeline.inference.policy_context import policy_context
         from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
+        from lachesis.services.stage_settings import policy_context
 
         name, template = self._config.tokenizer_of("policy"), self._config.chat_template_of("policy")
         return load_tokenizer(str(name), template), policy_context(self._config)

@@ -17,10 +17,11 @@ from lachesis.pipeline.bus.replies import NO_LEADER, to_ns
 from lachesis.pipeline.bus.streams import definitions, differences, sized
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import key_path, sampling_key
 from lachesis.pipeline.errors import AccessError, DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.directory import check_url, key_path, registered_servers, sampling_key
+from lachesis.pipeline.inference.directory import check_url, registered_servers
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.subjects import kind_of

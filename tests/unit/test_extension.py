@@ -72,8 +72,8 @@ class Backwards(Strategy):
     pass
 
 
-async def serve(service: Any, config: Any, role: str, settings: Any, model: str) -> None:
-    served.append((role, model))
+async def serve(service: Any, settings: Any, model: str) -> None:
+    served.append((settings.role, model))
 
 
 EXTENSION = Extension(

@@ -8,11 +8,12 @@ from functools import partial
 import anyio.to_thread
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import server_settings
 from lachesis.pipeline.extensions.tinker.config import settings_of
 from lachesis.pipeline.extensions.tinker.key import read_key
 from lachesis.pipeline.extensions.tinker.names import base_model_of, tokenizer_of
 from lachesis.pipeline.extensions.tinker.sampler import open_sampler
-from lachesis.pipeline.inference.directory import control_token, sampling_key
+from lachesis.pipeline.inference.directory import control_token
 from lachesis.pipeline.inference.http_service import allowed_hosts, serve_role
 from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
 from lachesis.pipeline.model.end_tokens import named_end_tokens
@@ -31,9 +32,9 @@ async def run_tinker_inference(service: Service, config: RunConfig, role: str) -
     await service.starts_with(f"loading the tokenizer of {base_model}")
     tokenizer = await anyio.to_thread.run_sync(partial(load_tokenizer, tokenizer_of(config), config.chat_template))
     ends = await anyio.to_thread.run_sync(partial(named_end_tokens, tokenizer_of(config), tokenizer))
-    settings = config.role(role)
-    port = settings.port or (settings_of(config).port if role == "policy" else 0)
-    with listen(settings.host, port, "training.tinker.port") as listener:
+    server = server_settings(config, role)
+    port = server.config.port or (settings_of(config).port if role == "policy" else 0)
+    with listen(server.config.host, port, "training.tinker.port") as listener:
         async with open_sampler(settings_of(config), config.run, tokenizer, ends) as sampler:
             app = serving_app(
                 ServedTokens(tokenizer, tokenizer_hash(tokenizer), len(tokenizer), ends),
@@ -41,10 +42,10 @@ async def run_tinker_inference(service: Service, config: RunConfig, role: str) -
                 model_name=role,
                 read_weights=sampler.read_weights,
                 token=control_token(config.path, role),
-                key=sampling_key(config, role),
-                hosts=allowed_hosts(config, role, listener),
+                key=server.access.key(),
+                hosts=allowed_hosts(server, listener),
                 aliases=["default", base_model],
             )
             await serve_role(
-                service, config, role, app, listener, load=lambda: (sampler.running, 0), check_alive=sampler.check_alive
+                service, server, app, listener, load=lambda: (sampler.running, 0), check_alive=sampler.check_alive
             )

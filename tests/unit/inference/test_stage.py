@@ -10,15 +10,9 @@ import torch
 from stages import run_inference
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.config.servers import key_path, sampling_key
 from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError
-from lachesis.pipeline.inference.directory import (
-    InferenceDirectory,
-    control_token,
-    key_path,
-    open_role,
-    register,
-    sampling_key,
-)
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role, register
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, rounded

@@ -6,7 +6,6 @@ from transformers import GPT2Config, LlamaConfig, MambaConfig, MptConfig, Phi3Co
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.inference.policy_context import policy_context
 from lachesis.pipeline.model.context import (
     check_positions,
     context_length,
@@ -14,6 +13,7 @@ from lachesis.pipeline.model.context import (
     untrainable_positions,
 )
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.stage_settings import policy_context
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024}
 PHI3 = {

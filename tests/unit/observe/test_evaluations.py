@@ -11,6 +11,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingC
 from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
 from lachesis.pipeline.evaluator.read import EvaluationReader
+from lachesis.pipeline.tasks.evaluated import evaluation_names
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
@@ -26,6 +27,10 @@ from lachesis.services.observe.overview import look_back
 from lachesis.services.observe.progress import progress_line, training_rewards
 
 CONFIG = RunConfig(run="r", model="m", environments={"sums": EnvironmentConfig(kind="x")})
+
+
+def reader_of(bus, config):
+    return EvaluationReader(bus, config.run, config.revision, evaluation_names(config))
 
 
 def evaluation(step, avg, *, env="sums", error=0.03, n=20):
@@ -117,7 +122,7 @@ async def store(lab, *events):
 
 
 async def test_each_evaluation_is_read_once_and_those_of_other_names_are_not(lab):
-    reader = EvaluationReader(lab.bus, CONFIG)
+    reader = reader_of(lab.bus, CONFIG)
     assert await reader.catch_up() == []
     await store(lab, *FALLEN, evaluation(0, 0.5, env="old"))
     await lab.bus.publish(subjects.event("eval", "r", "live", "sums"), b"\xc1", msg_id="odd")
@@ -126,21 +131,21 @@ async def test_each_evaluation_is_read_once_and_those_of_other_names_are_not(lab
     await store(lab, evaluation(20, 0.4))
     assert [event.policy_step for event in await reader.catch_up()] == [20]
     assert set(reader.evaluations.envs) == {"sums"}
-    by_name = EvaluationReader(lab.bus, RunConfig(run="r"))
+    by_name = reader_of(lab.bus, RunConfig(run="r"))
     assert len(await by_name.catch_up()) == 4
     none = msgspec.structs.replace(CONFIG, mode="observe")
-    assert await EvaluationReader(lab.bus, none).catch_up() == []
+    assert await reader_of(lab.bus, none).catch_up() == []
 
 
 async def test_an_evaluation_that_ended_long_after_it_was_stored_hides_no_later_one(lab):
-    reader = EvaluationReader(lab.bus, CONFIG)
+    reader = reader_of(lab.bus, CONFIG)
     await store(lab, evaluation(0, 0.5), msgspec.structs.replace(evaluation(10**9, 1.0), ended_ns=(1 << 63) - 1))
     await store(lab, evaluation(10, 0.4))
     assert [event.policy_step for event in await reader.catch_up()] == [0, 10]
 
 
 async def test_a_broker_that_lost_history_is_read_from_its_start(lab, monkeypatch):
-    reader = EvaluationReader(lab.bus, CONFIG)
+    reader = reader_of(lab.bus, CONFIG)
     await store(lab, *FALLEN)
     await reader.catch_up()
     read, lost = lab.bus.read, []

@@ -16,6 +16,7 @@ from lachesis.pipeline.environment.held_out import read_held_out, settle_held_ou
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.tasks.evaluated import held_out_rule
 from lachesis.schemas import keys
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.services.process.service_process import EXIT_STARTUP, _explain
@@ -33,7 +34,9 @@ def reads(service: Service) -> dict[str, Callable[[], Awaitable[object]]]:
     """By key what a service does first with it."""
     return {
         keys.held_out("sums"): partial(read_held_out, service, "sums"),
-        keys.held_out("sums") + " settled": partial(settle_held_out, service, CONFIG, "sums", KEYS),
+        keys.held_out("sums") + " settled": partial(
+            settle_held_out, service, CONFIG.path, "sums", held_out_rule(CONFIG, "sums"), KEYS
+        ),
         keys.epoch("sums"): claims(service).claim,
         keys.RETENTION: partial(read_record, service.bus, "r"),
         keys.gateway("registry"): partial(GatewayStore.open, service.bus, "r", []),

@@ -12,6 +12,7 @@ from typing import Self
 import anyio
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.servers import role_access
 from lachesis.pipeline.errors import AccessError, InfrastructureError, WrongServerError
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
@@ -38,7 +39,8 @@ class ServerIdentity:
     @asynccontextmanager
     async def open(cls, service: Service, config: RunConfig, policies: PolicyVersions) -> AsyncIterator[Self]:
         """Yield it, following which server there is."""
-        async with open_configured_role(service.bus, config, "policy", timeout_s=_TIMEOUT_S) as directory:
+        access = role_access(config, "policy")
+        async with open_configured_role(service.bus, config.run, access, timeout_s=_TIMEOUT_S) as directory:
             yield cls(service, policies, directory)
 
     async def tokenizer_hash(self) -> str | None:
