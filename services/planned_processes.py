@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from lachesis.pipeline.config.evaluated import evaluated_environments
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import call_each
-from lachesis.pipeline.tasks.evaluated import evaluated_environments
 from lachesis.services.registry import find
 
 __all__ = ["PlannedProcess", "planned_processes", "planned_services"]

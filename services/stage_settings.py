@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.pipeline.batcher.settings import BatcherSettings
+from lachesis.pipeline.config.evaluated import evaluable_steps, evaluated_environments, held_out_rule
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import role_access, server_settings
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.environment.settings import EnvironmentSettings
-from lachesis.pipeline.evaluator.schedule import EvaluableSteps
 from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings, EvaluatorSettings
 from lachesis.pipeline.governor.settings import GovernorSettings
 from lachesis.pipeline.health.logic.check import RunSettings
@@ -25,7 +26,6 @@ from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.retention.settings import HistorySettings, ReaderSettings, RecoverySettings
 from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, held_out_rule
 from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
 from lachesis.services.promotion import config_under_promotion
 
@@ -34,7 +34,6 @@ __all__ = [
     "batcher_settings",
     "curriculum_settings",
     "environment_settings",
-    "evaluable_steps",
     "evaluated_settings",
     "evaluator_settings",
     "governor_settings",
@@ -171,14 +170,6 @@ def evaluated_settings(config: RunConfig) -> dict[str, EvaluatedEnvSettings]:
     }
 
 
-def evaluable_steps(config: RunConfig) -> EvaluableSteps:
-    """Return the steps whose policies can be evaluated."""
-    if config.weights.transport != "shared_memory":
-        return EvaluableSteps()
-    every = config.evaluate.every_steps if evaluated_environments(config) else None
-    return EvaluableSteps(every, config.training.steps)
-
-
 def policy_context(config: RunConfig) -> int | None:
     """Return the tokens of the policy's context, None where only its server knows."""
     elsewhere = config.trains_elsewhere("inference", "policy") is not None
@@ -304,5 +295,6 @@ SETTINGS: dict[str, Callable[..., Any]] = {
     "normalizer": normalizer_settings,
     "scorer": scorer_settings,
     "teacher": teacher_settings,
+    "trainer": trainer_settings,
 }
 """By service: functions of the configuration and, where a service has parts, of the part that it plays."""

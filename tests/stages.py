@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.runtime.service import Service
 from lachesis.services import registry
 from lachesis.services.stage_settings import environment_settings
@@ -40,4 +41,4 @@ async def run_environment(service: Service, config: RunConfig, name: str, **give
 async def run_trainer(service: Service, config: RunConfig, on_past: Any = None) -> None:
     from lachesis.pipeline.trainer import stage  # torch
 
-    await stage.run_trainer(service, config, on_past)
+    await stage.run_trainer(service, trainer_settings(config), on_past)

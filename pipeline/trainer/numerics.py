@@ -9,15 +9,15 @@ import msgspec
 import torch
 
 from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.trainer.config import learner_on_record
+from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.schemas.ledger import Numerics
 
 __all__ = ["microbatch_at", "numerics_of", "with_microbatch", "with_packing"]
 
 
-def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
-    """Return the numerics of a trainer with this configuration on `device`.
+def numerics_of(settings: TrainerSettings, device: torch.device) -> Numerics:
+    """Return the numerics of a trainer with these settings on `device`.
 
     The threads of this process must be set already.
     """
@@ -26,9 +26,9 @@ def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
         processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        learner=msgspec.json.encode(config.training.learner).decode(),
-        shuffle_seed=config.seed if config.training.shuffle_advantages else None,
-        inputs=tuple(code_name(one.input) for one in config.training.inputs),
+        learner=msgspec.json.encode(settings.training.learner).decode(),
+        shuffle_seed=settings.seed if settings.training.shuffle_advantages else None,
+        inputs=tuple(code_name(one.input) for one in settings.training.inputs),
     )
 
 

@@ -18,7 +18,6 @@ import torch
 from anyio.abc import TaskGroup
 
 from lachesis.pipeline.common.tokenizer_hash import probe_of
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.weight_traces import traced_publication
 from lachesis.pipeline.model.host_memory import HostCopies
@@ -26,10 +25,10 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import may_be_evaluated
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.memory import told_as_out_of_memory
 from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
+from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
 from lachesis.pipeline.trainer.train_loop import publish_with_retries
 from lachesis.pipeline.weights.sender import weights_sender
@@ -51,7 +50,7 @@ class PolicyPublisher:
     def __init__(
         self,
         service: Service,
-        config: RunConfig,
+        settings: TrainerSettings,
         feed: BatchFeed,
         policy: PolicyModel,
         tasks: TaskGroup,
@@ -61,7 +60,7 @@ class PolicyPublisher:
     ) -> None:
         self.shared: SharedWeights | None = None
         self._service = service
-        self._config = config
+        self._settings = settings
         self._feed = feed
         self._policy = policy
         self._lineage = lineage
@@ -69,14 +68,14 @@ class PolicyPublisher:
         self._token_probe = probe_of(policy.tokenizer, vocabulary)
         self._sender = weights_sender(
             service.bus,
-            config.run,
-            config.weights,
-            folder=config.path,
-            budget=config.streams.weights_bytes,
-            kept=config.training.weights_kept,
+            settings.run,
+            settings.weights,
+            folder=settings.folder,
+            budget=settings.weights_bytes,
+            kept=settings.training.weights_kept,
         )
         # the sender of differences needs the version before as well
-        self._copies = HostCopies(2 if config.weights.transport == "nats" else 1)
+        self._copies = HostCopies(2 if settings.weights.transport == "nats" else 1)
         self._publications = OneAtATime(tasks)
         self._publishing = anyio.Lock()
         self._newest: tuple[int, Mapping[str, torch.Tensor]] | None = None
@@ -119,10 +118,10 @@ class PolicyPublisher:
             tensors = policy_tensors(self._policy.model)
             if self.shared is not None:
                 return tensors  # they change only once a server has them, which learns of them by their record
-            return self._copies.copy(tensors, self._config.weights.dtype)
+            return self._copies.copy(tensors, self._settings.weights.dtype)
 
     async def _publish(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        with traced_publication(self._service, self._config.training.name, step):
+        with traced_publication(self._service, self._settings.training.name, step):
             await self._store_and_announce(step, tensors)
         self._service.mark_ok()
         with suppress(InfrastructureError):  # what it leaves goes with the next one
@@ -134,18 +133,18 @@ class PolicyPublisher:
         If weights are shared, only the evaluations' server needs files, and only of the policies that it is to
         evaluate.
         """
-        drain_s = self._config.services.drain_s
+        drain_s = self._settings.drain_s
         sent: tuple[PolicyVersion, str] | None = None
 
         async def send() -> None:
             nonlocal sent
             sent = await self._sender.send(step, self._lineage, tensors)
 
-        if self.shared is None or may_be_evaluated(self._config, step):
+        if self.shared is None or step in self._settings.evaluable:
             await publish_with_retries(self._service, drain_s, "store the weights", send)
         if sent is None:
             version = await anyio.to_thread.run_sync(policy_version, step, self._lineage, tensors)
-            sent = version, str(weights_path(self._config.path / "weights", version))
+            sent = version, str(weights_path(self._settings.folder / "weights", version))
         version, location = sent
         if self.shared is not None:
             self.shared.publish(version)

@@ -14,7 +14,6 @@ from typing import Any
 import anyio.to_thread
 import torch
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
 from lachesis.pipeline.model.context import check_positions
@@ -28,6 +27,7 @@ from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at
 from lachesis.pipeline.trainer.resume_checks import check_resumable, refuse_lost
+from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["load_reference", "resume"]
@@ -36,7 +36,7 @@ log = logging.getLogger("lachesis")
 
 
 async def resume(
-    config: RunConfig, feed: BatchFeed, device: torch.device
+    settings: TrainerSettings, feed: BatchFeed, device: torch.device
 ) -> tuple[PolicyModel, Learner, Checkpoint | None]:
     """Return what to train, on `device`, and the checkpoint it is from (None: none yet).
 
@@ -46,43 +46,43 @@ async def resume(
     weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
     trained on; `ConfigError` when the model cannot be trained on all that it may sample.
     """
-    folder = config.path / CHECKPOINTS
+    folder = settings.folder / CHECKPOINTS
     path = latest_checkpoint(folder)
-    setup = model_setup(config, device)
-    reference = await anyio.to_thread.run_sync(load_reference, config, setup)
-    if config.training.sharding == "full":  # whole where memory is plenty; the device gets its share
+    setup = model_setup(settings, device)
+    reference = await anyio.to_thread.run_sync(load_reference, settings, setup)
+    if settings.training.sharding == "full":  # whole where memory is plenty; the device gets its share
         setup = replace(setup, device=torch.device("cpu"))
     if path is not None:
-        setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, config, setup)
-        load = partial(load_checkpoint, path, config.training.learner, setup)
+        setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, settings, setup)
+        load = partial(load_checkpoint, path, settings.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        check_positions(context_of_server(config.role("policy"), config.model), checkpoint.policy.model.config)
+        check_positions(context_of_server(settings.policy, settings.model), checkpoint.policy.model.config)
         await check_resumable(checkpoint.state, checkpoint.path, feed)
         _keep_fit(checkpoint)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
         return checkpoint.policy, checkpoint.learner, checkpoint
     refuse_lost(feed, folder)
-    if config.model is None:
+    if settings.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
-    policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
-    check_positions(context_of_server(config.role("policy"), config.model), policy.model.config)
-    return policy, Learner(policy.model, config.training.learner, reference=reference), None
+    policy = await anyio.to_thread.run_sync(partial(load_trainable_model, settings.model, setup))
+    check_positions(context_of_server(settings.policy, settings.model), policy.model.config)
+    return policy, Learner(policy.model, settings.training.learner, reference=reference), None
 
 
-def _with_tokenizer_of_model(config: RunConfig, setup: ModelSetup) -> ModelSetup:
+def _with_tokenizer_of_model(settings: TrainerSettings, setup: ModelSetup) -> ModelSetup:
     """Return a setup with the tokenizer beside `model`, as the inference servers have it.
 
     The one in a checkpoint has the chat template of its time, which may have been changed since.
     """
-    if config.model is None or setup.tokenizer is not None:
+    if settings.model is None or setup.tokenizer is not None:
         return setup
     try:
-        load_tokenizer(config.model, config.chat_template)
+        load_tokenizer(settings.model, settings.chat_template)
     except ConfigError as error:
         log.info("takes the tokenizer of the checkpoint, since that of the model cannot be loaded: %s", error)
         return setup
-    return replace(setup, tokenizer=config.model)
+    return replace(setup, tokenizer=settings.model)
 
 
 def _keep_fit(checkpoint: Checkpoint) -> None:
@@ -95,17 +95,17 @@ def _keep_fit(checkpoint: Checkpoint) -> None:
         learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps), learner.device.type)
 
 
-def load_reference(config: RunConfig, setup: ModelSetup) -> Any:
+def load_reference(settings: TrainerSettings, setup: ModelSetup) -> Any:
     """Return the model that the run began with, if the loss keeps the policy near to it; else None.
 
     Adapters need none: without them the policy is that model.
 
     Raises `ConfigError` when the configuration names no model, or one that cannot be loaded.
     """
-    if not config.training.learner.loss.kl_coef or setup.lora is not None:
+    if not settings.training.learner.loss.kl_coef or setup.lora is not None:
         return None
-    if config.model is None:
+    if settings.model is None:
         raise ConfigError(
             "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
         )
-    return load_model(config.model, setup).model.requires_grad_(False)
+    return load_model(settings.model, setup).model.requires_grad_(False)

@@ -18,7 +18,6 @@ import anyio.from_thread
 import anyio.to_thread
 
 from lachesis.pipeline.common.disk import write_when_room
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
@@ -26,6 +25,7 @@ from lachesis.pipeline.inference.weights_turn import take_turn
 from lachesis.pipeline.model.shared_memory import WeightSegment
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -117,16 +117,18 @@ class SharedWeights:
 
 
 @asynccontextmanager
-async def sharing_weights(service: Service, config: RunConfig, learner: Learner) -> AsyncIterator[SharedWeights | None]:
+async def sharing_weights(
+    service: Service, settings: TrainerSettings, learner: Learner
+) -> AsyncIterator[SharedWeights | None]:
     """Move the learner's weights into shared memory, if the run is set up so, and yield them; else None."""
-    if config.weights.transport != "shared_memory":
+    if settings.weights.transport != "shared_memory":
         yield None
         return
-    folder = config.path / "weights"
-    token = control_token(config.path, "policy")
+    folder = settings.folder / "weights"
+    token = control_token(settings.folder, "policy")
     segment = await anyio.to_thread.run_sync(WeightSegment.share, learner.model)
     try:
-        async with open_role(service.bus, config.run, "policy", token=token) as directory:
+        async with open_role(service.bus, settings.run, "policy", token=token) as directory:
             segment.announce(folder)
             shared = SharedWeights(service, segment, directory, folder)
             learner.changing = shared.changing

@@ -26,11 +26,9 @@ from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.servers import sampling_key
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader
-from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.inference.directory import open_configured_role
 from lachesis.pipeline.inference.policy_follower import follow_policy
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, point_to_best
@@ -41,10 +39,10 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, evaluation_names
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainer.checkpoint import CheckpointContent, save_content
 from lachesis.pipeline.trainer.checkpoint_folder import only_writer
+from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.distance_by_env import env_figures
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
@@ -64,11 +62,12 @@ from lachesis.pipeline.trainer.resume import resume
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.trainer.samples import readable_samples
 from lachesis.pipeline.trainer.sequences import trainer_limits
+from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.pipeline.trainer.shared_weights import sharing_weights
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.pipeline.trainer.traces import step_trace, trace_step
 from lachesis.pipeline.trainer.tracked_alerts import track_alerts
-from lachesis.pipeline.trainer.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.trainer.tracking import Tracking, open_tracking
 from lachesis.pipeline.trainer.train_batch import TrainedBatch, train_batch
 from lachesis.pipeline.trainer.train_loop import train_batches
 from lachesis.pipeline.trainer.unreported_steps import UnreportedSteps
@@ -102,42 +101,44 @@ class OfflineRun:
     durable: Callable[[LedgerEntry], None]
 
 
-async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun | None = None) -> None:
+async def run_trainer(service: Service, settings: TrainerSettings, on_past: OfflineRun | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
-    place = _place(config, on_past)
-    training = config.training
+    place = _place(settings.training, on_past)
+    training = settings.training
     setting = rank_device(training, place, torch.cuda.device_count())
     device = prepare_device(setting, training.threads, deterministic=training.deterministic)
     log.info("computes on %s (training.device is %s)", device, training.device)
-    policy_url = config.role("policy").url
     try:
-        name = config.run if on_past is None else f"{config.run}-{config.training.name}"
-        with only_writer(config.path / CHECKPOINTS):
+        folder = settings.folder
+        name = settings.run if on_past is None else f"{settings.run}-{training.name}"
+        with only_writer(folder / CHECKPOINTS):
             async with (
-                open_tracking(config, list(open_trackers(config, name)), service.set_problem) as tracking,
-                lead_ranks(service, config, place, device) as leader,
+                open_tracking(
+                    folder, training.sample_rows, list(settings.trackers(name)), service.set_problem
+                ) as tracking,
+                lead_ranks(service, settings, place, device) as leader,
                 background() as tasks,
             ):
                 with told_as_out_of_memory(device, "the model with AdamW's moments", _MODEL_ADVICE):
                     trainer = await _Trainer.restored(
-                        service, config, leader, tracking=tracking, tasks=tasks, on_past=on_past
+                        service, settings, leader, tracking=tracking, tasks=tasks, on_past=on_past
                     )
-                tasks.start_soon(_tell_drain, service, config)
+                tasks.start_soon(_tell_drain, service, settings.training.drain_s)
                 if on_past is not None:
                     service.mark_ok()
                     await trainer.train()
                     return
-                if policy_url is not None:
-                    tasks.start_soon(_push_weights, service, config, policy_url)
-                async with sharing_weights(service, config, trainer.learner) as trainer.publisher.shared:
+                if settings.policy.url is not None:
+                    tasks.start_soon(_push_weights, service, settings)
+                async with sharing_weights(service, settings, trainer.learner) as trainer.publisher.shared:
                     await trainer.publisher.publish(trainer.learner.steps)
                     await trainer.publisher.finish()
                     tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(republish_refused, service, trainer.publisher.publish_again)
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
-                        tasks.start_soon(track_alerts, service, config, tracking)
+                        tasks.start_soon(track_alerts, service, folder, settings.alerts_from, tracking)
                     service.mark_ok()
                     await trainer.train()
                     await trainer.log_last_evaluation()
@@ -148,29 +149,28 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun |
         log.warning("drained while the bus was unavailable: the next start continues from the newest checkpoint")
 
 
-def _place(config: RunConfig, on_past: OfflineRun | None) -> RankPlace:
+def _place(training: TrainingConfig, on_past: OfflineRun | None) -> RankPlace:
     """Return that of this process among the trainer's ranks. Raises `ConfigError` for what does not go together."""
-    place = RankPlace.of(config.training, os.environ)
-    check_ranks(config.training, place.size)
+    place = RankPlace.of(training, os.environ)
+    check_ranks(training, place.size)
     if on_past is not None and place.size > 1:
         raise ConfigError(f"training.ranks is {place.size}, but an offline trainer is one process: set it to 1")
     return place
 
 
-async def _tell_drain(service: Service, config: RunConfig) -> None:
+async def _tell_drain(service: Service, drain_s: float) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
-    service.set_note("drain", f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most")
+    service.set_note("drain", f"finishing its step and writing a checkpoint, for {drain_s:g} s at most")
     log.info("draining: %s", service.vitals.status_text)
 
 
-async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
+async def _push_weights(service: Service, settings: TrainerSettings) -> None:
     """Keep an external inference server (for example vLLM) on the newest weights."""
-    key = sampling_key(config, "policy")
-    async with open_role(service.bus, config.run, "policy", url=url, key=key) as directory:
-        receiver = WeightsReceiver(service.bus, service.run, config.path / "weights" / FETCHED)
-        follow = partial(follow_policy, path_of=receiver.path_of, max_behind=config.batching.max_staleness)
-        await follow(service, directory, anyio.Event(), config.training.name)
+    async with open_configured_role(service.bus, settings.run, settings.policy_access) as directory:
+        receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
+        follow = partial(follow_policy, path_of=receiver.path_of, max_behind=settings.max_staleness)
+        await follow(service, directory, anyio.Event(), settings.training.name)
 
 
 class _StepRecord(NamedTuple):
@@ -187,7 +187,7 @@ class _Trainer:
     def __init__(
         self,
         service: Service,
-        config: RunConfig,
+        settings: TrainerSettings,
         *,
         policy: PolicyModel,
         learner: Learner,
@@ -198,12 +198,12 @@ class _Trainer:
         tasks: TaskGroup,
     ) -> None:
         self.service = service
-        self.config = config
+        self.settings = settings
         self.policy = policy
         self.learner = learner
         self.leader = leader
         self.limits = trainer_limits(
-            policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, config.training.learner
+            policy.tokenizer_hash, vocabulary_of(policy.model), settings.training.reads, settings.training.learner
         )
         self.feed = feed
         self.lineage = os.urandom(3).hex()
@@ -214,15 +214,15 @@ class _Trainer:
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
-        self.numerics = msgspec.structs.replace(numerics_of(config, learner.device), ranks=leader.ranks.size)
+        self.numerics = msgspec.structs.replace(numerics_of(settings, learner.device), ranks=leader.ranks.size)
         self.peer_metrics = PeerMetrics()
         self.publisher = PolicyPublisher(
-            service, config, feed, policy, tasks, lineage=self.lineage, vocabulary=self.limits.vocabulary
+            service, settings, feed, policy, tasks, lineage=self.lineage, vocabulary=self.limits.vocabulary
         )
         self.checkpoints = OneAtATime(tasks)
         # a GPU's copies are in pinned memory, which takes long to get; others are freed once they are written
         self.pinned = HostCopies() if learner.device.type == "cuda" else None
-        self.evaluations = EvaluationReader(service.bus, config.run, config.revision, evaluation_names(config))
+        self.evaluations = EvaluationReader(service.bus, settings.run, settings.revision, settings.evaluations_of)
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None
 
@@ -230,7 +230,7 @@ class _Trainer:
     async def restored(
         cls,
         service: Service,
-        config: RunConfig,
+        settings: TrainerSettings,
         leader: Leader,
         *,
         tracking: Tracking,
@@ -242,14 +242,14 @@ class _Trainer:
         A checkpoint whose report was cut off is reported now.
         """
         await service.starts_with("loading its newest checkpoint or the model")
-        feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
-        policy, learner, checkpoint = await resume(config, feed, leader.device)
+        feed = await BatchFeed.open(service.bus, settings.run, settings.training.name, term=service.instance)
+        policy, learner, checkpoint = await resume(settings, feed, leader.device)
         learner = await leader.join(policy, learner, feed)
-        learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
+        learner.inputs = load_inputs(settings.training.inputs, policy, learner.trained)
         await tracking.resume(learner.steps)
         trainer = cls(
             service,
-            config,
+            settings,
             policy=policy,
             learner=learner,
             leader=leader,
@@ -261,7 +261,7 @@ class _Trainer:
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
             state = checkpoint.state
             trainer.unreported.voids, trainer.unreported.drops = list(state.voids), list(state.drops)
-            await trainer.unreported.report(service, config, feed, state, checkpoint.path)
+            await trainer.unreported.report(service, settings.drain_s, feed, state, checkpoint.path)
         return trainer
 
     async def train(self) -> None:
@@ -277,7 +277,7 @@ class _Trainer:
             await self._checkpoint()
 
     def _finished(self) -> bool:
-        return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
+        return self.settings.training.steps is not None and self.learner.steps >= self.settings.training.steps
 
     async def _step(self, batch: LedgerBatch) -> None:
         number = batch.batch.number
@@ -295,7 +295,7 @@ class _Trainer:
                     await self.publisher.publish(self.learner.steps)
         ended_ns = self.service.now_ns()
         void, figures = learned.void, learned.figures
-        teacher = self.config.batching.teacher != "off"
+        teacher = self.settings.has_teacher
         kept = trace_step(
             self.service, batch, (start_ns, ended_ns), children, void=void, dropped=learned.dropped, teacher=teacher
         )
@@ -313,7 +313,7 @@ class _Trainer:
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
-        due = self.unreported.is_checkpoint_due(self.config.training, self.learner.steps)
+        due = self.unreported.is_checkpoint_due(self.settings.training, self.learner.steps)
         if due or self._has_first_large_step():
             await self._checkpoint()
 
@@ -351,16 +351,16 @@ class _Trainer:
             raise InfrastructureError("drained while other ranks fetched their shares")
 
     def _train(self, batch: LedgerBatch) -> TrainedBatch:
-        seed = self.config.seed if self.config.training.shuffle_advantages else None
+        seed = self.settings.seed if self.settings.training.shuffle_advantages else None
         pad_id = self.policy.tokenizer.pad_token_id or 0
-        deterministic = self.config.training.deterministic
+        deterministic = self.settings.training.deterministic
         return train_batch(
             self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed, deterministic=deterministic
         )
 
     def _has_first_large_step(self) -> bool:
         """Whether the last step was too large but was taken, and no report has named a large step yet."""
-        taken = self.config.training.learner.on_large_step == "warn"
+        taken = self.settings.training.learner.on_large_step == "warn"
         return taken and self.large_step is not None and not self.large_step_reported
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:
@@ -390,7 +390,7 @@ class _Trainer:
 
     async def log_last_evaluation(self) -> None:
         """End the log of a run that took its last step with the evaluation of its last policy."""
-        envs = evaluated_environments(self.config)
+        envs = self.settings.evaluated
         if envs and self._finished():
             self.service.set_note("evaluation", "all steps are taken; the evaluation of the last policy is awaited")
             step = self.learner.steps
@@ -423,7 +423,7 @@ class _Trainer:
         self, content: CheckpointContent, steps: UnreportedSteps, position: LedgerPosition, newest: LedgerBatch | None
     ) -> None:
         """Write a checkpoint of `steps`, whose last batch is `newest`, then report it."""
-        folder = self.config.path / CHECKPOINTS
+        folder = self.settings.folder / CHECKPOINTS
         state = await write_when_room(
             folder,
             partial(
@@ -437,11 +437,11 @@ class _Trainer:
                 voids=steps.voids,
                 drops=steps.drops,
                 numerics=self.numerics,
-                keep=self.config.training.checkpoints_kept,
+                keep=self.settings.training.checkpoints_kept,
             ),
             needed_bytes=content.nbytes,
         )
-        await steps.report(self.service, self.config, self.feed, state, latest_checkpoint(folder))
+        await steps.report(self.service, self.settings.drain_s, self.feed, state, latest_checkpoint(folder))
         await self._point_to_best()
         if newest is not None:
             self.tracking.log_samples(readable_samples(newest.groups))
@@ -459,5 +459,5 @@ class _Trainer:
             await self.evaluations.catch_up()
         best = self.evaluations.evaluations.best
         if best is not None:
-            folder = self.config.path / CHECKPOINTS
+            folder = self.settings.folder / CHECKPOINTS
             await write_when_room(folder, partial(point_to_best, folder, best))

@@ -6,13 +6,13 @@ A file in the run's folder holds how far it has come. A run that gets a tracker 
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import HistoryLostError
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification, next_notification
 from lachesis.pipeline.runtime.service import Service
@@ -27,24 +27,25 @@ __all__ = ["TRACKED_ALERTS_FILE", "track_alerts"]
 log = logging.getLogger("lachesis")
 
 TRACKED_ALERTS_FILE = "tracked_alerts.msgpack"
+Verdict = Literal["inform", "warn", "quarantine", "halt"]
 
 
-async def track_alerts(service: Service, config: RunConfig, tracking: Tracking) -> None:
-    """Send changes of alerts from `health.webhook_from` on until cancelled."""
-    path = config.path / TRACKED_ALERTS_FILE
+async def track_alerts(service: Service, folder: Path, lowest: Verdict, tracking: Tracking) -> None:
+    """Send changes of alerts, from the verdict `lowest` on, until cancelled. `folder`: the run's."""
+    path = folder / TRACKED_ALERTS_FILE
     sent = _read(path)
     if sent is None:
         sent = SentAlerts(run=service.run, revision=service.revision, seq=0)
-        sent = await _follow(service, config, None, path, sent)
+        sent = await _follow(service, lowest, None, path, sent)
     while True:
         try:
-            sent = await _follow(service, config, tracking, path, sent)
+            sent = await _follow(service, lowest, tracking, path, sent)
         except HistoryLostError:  # the broker's store was rolled back: what it has now is newer
             sent = sent.replace(seq=0)
 
 
 async def _follow(
-    service: Service, config: RunConfig, tracking: Tracking | None, path: Path, sent: SentAlerts
+    service: Service, lowest: Verdict, tracking: Tracking | None, path: Path, sent: SentAlerts
 ) -> SentAlerts:
     """Fold alerts into what was sent and return it; with `tracking` send them too, and go on for ever."""
     subject = subjects.event("alert", service.run, service.revision)
@@ -56,7 +57,7 @@ async def _follow(
             except SchemaError as error:
                 log.warning("an alert at sequence %d cannot be read, and is not tracked: %s", message.seq, error)
                 continue
-            notification, sent = next_notification(sent, event, message.seq, config.health.webhook_from)
+            notification, sent = next_notification(sent, event, message.seq, lowest)
             if tracking is not None and notification is not None:
                 await _send(tracking, notification)
                 await _write(path, sent)

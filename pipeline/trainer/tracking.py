@@ -6,7 +6,7 @@ none delays a step.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,6 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import open_regular_file
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracker import STEP, Outbox, Tracker
@@ -28,7 +26,7 @@ from lachesis.schemas.values import from_json
 
 log = logging.getLogger("lachesis")
 
-__all__ = ["CLOSE_S", "METRICS_FILE", "Tracking", "append_row", "open_trackers", "open_tracking"]
+__all__ = ["CLOSE_S", "METRICS_FILE", "Tracking", "append_row", "open_tracking"]
 
 METRICS_FILE = "metrics.jsonl"
 CLOSE_S = 30.0
@@ -42,10 +40,10 @@ class _FiguresRow(msgspec.Struct):
 class Tracking:
     """A log of figures, as `open_tracking` opens it. `resume` comes before the first `log`."""
 
-    def __init__(self, config: RunConfig, outboxes: Sequence[Outbox]) -> None:
-        self._path = config.path / METRICS_FILE
+    def __init__(self, folder: Path, sample_rows: int, outboxes: Sequence[Outbox]) -> None:
+        self._path = folder / METRICS_FILE
         self._outboxes = outboxes
-        self._rows = config.training.sample_rows
+        self._rows = sample_rows
         self._step = self._resumed_step = 0
         self._resumed = anyio.Event()
 
@@ -125,17 +123,18 @@ class Tracking:
 
 @asynccontextmanager
 async def open_tracking(
-    config: RunConfig,
+    folder: Path,
+    sample_rows: int,
     trackers: Iterable[Tracker] = (),
     set_note: Callable[[str, str | None], None] = lambda _name, _text: None,
 ) -> AsyncIterator[Tracking]:
-    """Open the log of figures of a run.
+    """Open the log of figures of a run, in its `folder`.
 
-    `trackers` get what the file gets, and tables of samples and alerts. `set_note(name, text)` says which of them is
-    away. Once the body is done, they have 30 s to take what still waits; none is waited for where it failed.
+    `trackers` get what the file gets, alerts, and tables of `sample_rows` samples. `set_note(name, text)` says which of
+    them is away. Once the body is done, they have 30 s to take what still waits; none is waited for where it failed.
     """
     outboxes = [Outbox(tracker, set_note) for tracker in trackers]
-    tracking, ends = Tracking(config, outboxes), [anyio.Event() for _ in outboxes]
+    tracking, ends = Tracking(folder, sample_rows, outboxes), [anyio.Event() for _ in outboxes]
     async with background() as tasks:
         for outbox, ended in zip(outboxes, ends, strict=True):
             tasks.start_soon(tracking.send, outbox, ended)
@@ -149,16 +148,6 @@ async def open_tracking(
             if not ended.is_set():
                 log.warning("%s was away or too slow at the end, so up to %d entries were not sent; metrics.jsonl "
                             "holds every figure", outbox.tracker.name, outbox.waiting + 1)  # fmt: skip
-
-
-def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:
-    """Yield the configured trackers, or the one that the setting `only` wants.
-
-    `name` is the run's name in them; left out, it is the run's own. Raises `StartupError` where a package is missing.
-    """
-    for setting, spec in wanted_trackers(config).items():
-        if only in {None, setting}:
-            yield load_place(spec.open)(config, name or config.run)
 
 
 def append_row(path: Path, row: bytes) -> None:

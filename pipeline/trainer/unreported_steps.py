@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.config import TrainingConfig
@@ -78,9 +77,9 @@ class UnreportedSteps:
         return steps
 
     async def report(
-        self, service: Service, config: RunConfig, feed: BatchFeed, state: TrainerState, checkpoint: Path | None
+        self, service: Service, drain_s: float, feed: BatchFeed, state: TrainerState, checkpoint: Path | None
     ) -> None:
-        """Report a checkpoint that is on disk."""
+        """Report a checkpoint that is on disk. `drain_s`: seconds left for it once the service is to end."""
         report = partial(
             feed.report_trained,
             position=state.position,
@@ -94,5 +93,5 @@ class UnreportedSteps:
             mismatches=bounded_mismatches(self.mismatches),
             numerics=state.numerics,  # of who took the steps, not of who reports them
         )
-        await publish_with_retries(service, config.services.drain_s, "report what was trained", report)
+        await publish_with_retries(service, drain_s, "report what was trained", report)
         self.voids, self.drops, self.times, self.mismatches = [], [], [], []

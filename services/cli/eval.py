@@ -17,6 +17,7 @@ import anyio
 import msgspec
 import typer
 
+from lachesis.pipeline.config.evaluated import reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.environment.held_out import kept_record
@@ -26,7 +27,6 @@ from lachesis.pipeline.evaluator.evaluate import EvalResult
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
 from lachesis.pipeline.evaluator.logic.rates import Difference, TaskResult, compare_tasks, pass_at_k, rate_interval
 from lachesis.pipeline.evaluator.model_comparison import RequestMeter
-from lachesis.pipeline.tasks.evaluated import reason_not_evaluated
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.cli.local_model import open_local_model
 from lachesis.services.cli.options import Json, Options, with_options

@@ -21,6 +21,7 @@ from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.ledger.offline_start import OfflineStart
@@ -184,7 +185,7 @@ async def _train(
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(drain_on_signal, service.draining, service.drain)
-            await run_trainer(service, config, on_past)
+            await run_trainer(service, trainer_settings(config), on_past)
             tasks.cancel_scope.cancel()
 
 

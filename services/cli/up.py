@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
+from lachesis.pipeline.config.evaluated import evaluated_environments, evaluation_names, reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import key_path
 from lachesis.pipeline.curriculum.scope import describe_curriculum
@@ -28,7 +29,6 @@ from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.extension import call_each
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
-from lachesis.pipeline.tasks.evaluated import evaluated_environments, evaluation_names, reason_not_evaluated
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import LachesisError

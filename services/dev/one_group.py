@@ -26,8 +26,10 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.common.tokenizer_hash import probe_of
+from lachesis.pipeline.config.evaluated import is_held_out
 from lachesis.pipeline.config.extended import training_config_type
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.stage import SingleGroup, run_environment
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
@@ -43,7 +45,6 @@ from lachesis.pipeline.model.policy import PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.pipeline.runtime.http import HttpServer
 from lachesis.pipeline.scorer.config import ScoringConfig
-from lachesis.pipeline.tasks.evaluated import is_held_out
 from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainer.adapter_targets import adapter_problem
 from lachesis.pipeline.trainer.config import LearnerConfig
@@ -87,7 +88,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     _check_environment(config, name)
     torch.set_num_threads(config.training.threads)
-    setup = model_setup(config, torch.device("cpu"))
+    setup = model_setup(trainer_settings(config), torch.device("cpu"))
     policy = load_model(config.model, setup)
     check_positions(policy_context(config), policy.model.config)
     if setup.lora is not None and (problem := adapter_problem(policy.model, setup.lora)) is not None:

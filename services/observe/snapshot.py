@@ -16,13 +16,13 @@ from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
+from lachesis.pipeline.config.evaluated import evaluation_names
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.ledger.rollbacks import describe_rollback
-from lachesis.pipeline.tasks.evaluated import evaluation_names
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode

@@ -24,7 +24,9 @@ import numpy as np
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.config.evaluated import held_out_tasks, is_held_out
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.training import open_trackers, trainer_settings
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.curriculum.scope import curriculum_environments
@@ -36,9 +38,7 @@ from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
-from lachesis.pipeline.tasks.evaluated import held_out_tasks, is_held_out
 from lachesis.pipeline.tasks.held_out import reason_none_held_out
-from lachesis.pipeline.trainer.tracking import open_trackers
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.model_loading import model_loads
@@ -189,7 +189,7 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         return f"not checked: needs {error.name}; {install_command('train')}"
     trained = setting == "model" and config.mode == "train"
     setup = (
-        model_setup(config, torch.device("cpu"))
+        model_setup(trainer_settings(config), torch.device("cpu"))
         if trained
         else ModelSetup(
             tokenizer=named.own_tokenizer,

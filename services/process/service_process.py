@@ -246,7 +246,7 @@ async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
         ):
             tasks.start_soon(flush_output)
             tasks.start_soon(bus.keep_served)
-            await follow_leader(bus, config, place)
+            await follow_leader(bus, config.training, place)
     return 0
 
 

@@ -30,6 +30,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
@@ -103,7 +104,9 @@ async def publish(tensors: dict[str, torch.Tensor], dtype: str, folder: Path, ro
         feed = await BatchFeed.open(bus, "r", "main", term="t")
         service = Service(bus, "trainer", "r")
         policy = PolicyModel(model, None, "tokenizer")
-        publisher = PolicyPublisher(service, config, feed, policy, tasks, lineage="a", vocabulary=None)
+        publisher = PolicyPublisher(
+            service, trainer_settings(config), feed, policy, tasks, lineage="a", vocabulary=None
+        )
 
         async def turn() -> None:
             while True:

@@ -28,6 +28,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import open_trackers
 from lachesis.pipeline.errors import AccessError, CheckpointError, InfrastructureError
 from lachesis.pipeline.extensions.tinker.client import BatchRefusedError, TinkerClient, TinkerTrainer, open_client
 from lachesis.pipeline.extensions.tinker.config import settings_of
@@ -60,7 +61,7 @@ from lachesis.pipeline.trainer.samples import readable_samples
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.traces import step_trace, trace_step
 from lachesis.pipeline.trainer.tracked_alerts import track_alerts
-from lachesis.pipeline.trainer.tracking import Tracking, open_trackers, open_tracking
+from lachesis.pipeline.trainer.tracking import Tracking, open_tracking
 from lachesis.pipeline.trainer.train_loop import publish_with_retries, train_batches
 from lachesis.pipeline.trainer.unreported_steps import UnreportedSteps
 from lachesis.schemas.annotations import Stamp
@@ -85,13 +86,15 @@ async def run_tinker_trainer(service: Service, config: RunConfig) -> None:
     try:
         with only_writer(config.path / CHECKPOINTS):
             async with (
-                open_tracking(config, list(open_trackers(config, config.run)), service.set_problem) as tracking,
+                open_tracking(
+                    config.path, config.training.sample_rows, list(open_trackers(config)), service.set_problem
+                ) as tracking,
                 open_client(settings_of(config), config.run) as client,
                 background() as tasks,
             ):
                 tasks.start_soon(follow_incidents, service)
                 if tracking.tracks:
-                    tasks.start_soon(track_alerts, service, config, tracking)
+                    tasks.start_soon(track_alerts, service, config.path, config.health.webhook_from, tracking)
                 refused: dict[int, str] = {}
                 while not await _train(service, config, client, tracking, refused):
                     log.info("goes on from the newest checkpoint, without the batches that Tinker refused")
@@ -215,7 +218,7 @@ class _Trainer:
         )
         if state is not None and path is not None and (feed.report is None or feed.report.step < state.step):
             trainer.unreported.voids, trainer.unreported.drops = list(state.voids), list(state.drops)
-            await trainer.unreported.report(service, config, feed, state, path)
+            await trainer.unreported.report(service, config.services.drain_s, feed, state, path)
         return trainer
 
     async def train(self) -> None:
@@ -341,7 +344,7 @@ class _Trainer:
             needed_bytes=_CHECKPOINT_BYTES,
         )
         self.unreported.checkpointed = self.steps
-        await self.unreported.report(self.service, self.config, self.feed, state, path)
+        await self.unreported.report(self.service, self.config.services.drain_s, self.feed, state, path)
         await self._delete_needless_states(folder, on_record)
         if self.newest is not None:
             self.tracking.log_samples(readable_samples(self.newest.groups))

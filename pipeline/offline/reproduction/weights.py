@@ -20,6 +20,7 @@ import torch
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
@@ -152,7 +153,7 @@ class _RecordedSettings:
             self.other.append(text)
 
     def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
-        ours = numerics_of(self._config, self._device)
+        ours = numerics_of(trainer_settings(self._config), self._device)
         found = numerics_differences(recorded, ours) if recorded else ["what it was trained with is not recorded"]
         if self._device.type != "cpu" and self._config.training.deterministic == "never":
             found.append('training.deterministic is "never", so no step gives the same bits twice')
@@ -166,8 +167,9 @@ class _RecordedSettings:
 def _load(
     begin: RetrainStart, config: RunConfig, device: torch.device, facts: LedgerReplayFacts, compares: _ComparedStep
 ) -> tuple[_Retraining, LedgerPosition]:
-    setup = model_setup(config, device)
-    reference = load_reference(config, setup)
+    settings = trainer_settings(config)
+    setup = model_setup(settings, device)
+    reference = load_reference(settings, setup)
     if begin.state is not None:
         checkpoint = load_checkpoint(begin.path, config.training.learner, setup, reference=reference)
         policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position

@@ -18,9 +18,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import LedgerError, OutOfMemoryError, StartupError
 from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.absent import ALIVE_S
@@ -52,15 +52,14 @@ __all__ = ["follow_leader"]
 log = logging.getLogger("lachesis")
 
 
-async def follow_leader(bus: Bus, config: RunConfig, place: RankPlace) -> None:
+async def follow_leader(bus: Bus, training: TrainingConfig, place: RankPlace) -> None:
     """Do what rank 0 says until it says to stop; ends the process where rank 0 has gone.
 
     Raises `LedgerError` where this rank reads another ledger than rank 0, and `StartupError`.
     """
-    training = config.training
     setting = rank_device(training, place, torch.cuda.device_count())
     device = prepare_device(setting, training.threads, deterministic=training.deterministic)
-    timeout_s = config.training.rank_timeout_s
+    timeout_s = training.rank_timeout_s
     store = await anyio.to_thread.run_sync(meet, place, timeout_s)
     known = json.loads(await anyio.to_thread.run_sync(store.get, RANK_KEY))
     try:
@@ -68,7 +67,7 @@ async def follow_leader(bus: Bus, config: RunConfig, place: RankPlace) -> None:
     except OSError as error:
         raise StartupError(f"rank {place.rank} cannot reach rank 0 at {known['host']}:{known['port']}") from error
     async with connection, _messages(RankStream(connection), place, known["token"]) as (stream, messages):
-        given = (store, place, device, timeout_s, config.training.collectives)
+        given = (store, place, device, timeout_s, training.collectives)
         ranks = await in_thread(Ranks(place.rank, place.size), open_process_group, *given)
         joined = await messages.receive()
         if not isinstance(joined, JoinRun):

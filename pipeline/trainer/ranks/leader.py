@@ -29,8 +29,6 @@ import torch
 from anyio.abc import Process, SocketAttribute, SocketStream, TaskGroup
 
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.errors import OutOfMemoryError, RankLostError, StartupError
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.runtime.service import Service
@@ -60,6 +58,7 @@ from lachesis.pipeline.trainer.ranks.process_group import (
     meet,
     open_process_group,
 )
+from lachesis.pipeline.trainer.settings import TrainerSettings
 
 __all__ = ["EXIT_NO_MEMORY", "EXIT_RANK_LOST", "RANK_KEY", "Leader", "lead_ranks"]
 
@@ -78,7 +77,7 @@ _STOP_S = 10.0
 class Leader:
     """The other ranks, as rank 0 sees them; without any, each call acts as for a lone trainer."""
 
-    config: RunConfig
+    settings: TrainerSettings
     device: torch.device
     ranks: Ranks = ALONE
     streams: dict[int, RankStream] = field(default_factory=dict)
@@ -100,8 +99,8 @@ class Leader:
         """Bring all ranks to where `learner` and `feed` are; return the learner to go on with."""
         if self.ranks.size == 1:
             return learner
-        training, config = self.config.training, self.config
-        start = rank_start(policy, learner, feed.position, run=config.run, training=training, seed=config.seed)
+        training, settings = self.settings.training, self.settings
+        start = rank_start(policy, learner, feed.position, run=settings.run, training=training, seed=settings.seed)
         await self._send(JoinRun(start))
         feed.ranks = (self.ranks.rank, self.ranks.size)
         return await in_thread(self.ranks, join_as_leader, policy, learner, start, self.ranks, self.device)
@@ -174,14 +173,14 @@ class Leader:
 
 @asynccontextmanager
 async def lead_ranks(
-    service: Service, config: RunConfig, place: RankPlace, device: torch.device
+    service: Service, settings: TrainerSettings, place: RankPlace, device: torch.device
 ) -> AsyncIterator[Leader]:
     """Start the other ranks if necessary, open the process group, and yield their leader.
 
     The other ranks are sent an end message when the body ends, and are killed when it fails. Raises `RankLostError` and
     `StartupError`.
     """
-    leader = Leader(config, device, starts_ranks=not place.started, expected=place.size)
+    leader = Leader(settings, device, starts_ranks=not place.started, expected=place.size)
     if place.size == 1:
         yield leader
         return
@@ -195,16 +194,16 @@ async def lead_ranks(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lachesis-ranks-")))
             place = RankPlace(size=place.size, meets_at=f"file://{folder / 'store'}")
             await stack.enter_async_context(_started_ranks(leader, place, folder))
-        timeout_s = config.training.rank_timeout_s
+        timeout_s = settings.training.rank_timeout_s
         store = await anyio.to_thread.run_sync(meet, place, timeout_s)
         store.set(RANK_KEY, hello)
         with anyio.move_on_after(timeout_s):
             await leader.all_here(place.size)
         if len(leader.streams) + 1 < place.size:
             raise RankLostError(f"{len(leader.streams) + 1} of {place.size} ranks came within {timeout_s:g} s")
-        given = (store, place, device, timeout_s, config.training.collectives)
+        given = (store, place, device, timeout_s, settings.training.collectives)
         leader.ranks = await in_thread(Ranks(0, place.size), open_process_group, *given)
-        log.info("%d ranks train together; training.sharding is %s", place.size, config.training.sharding)
+        log.info("%d ranks train together; training.sharding is %s", place.size, settings.training.sharding)
         yield leader
         await leader.stop()
 
@@ -234,7 +233,7 @@ async def _accept_ranks(leader: Leader, place: RankPlace, host: str, tasks: Task
 async def _started_ranks(leader: Leader, place: RankPlace, folder: Path) -> AsyncIterator[None]:
     """Run the other ranks as processes of this one, which writes their configuration into the private `folder`."""
     file = folder / "run.toml"
-    file.write_text(to_toml(msgspec.structs.replace(leader.config, folder=str(leader.config.path))))
+    file.write_text(leader.settings.run_file())
     children: list[Process] = []
 
     async def watch(rank: int, process: Process) -> None:

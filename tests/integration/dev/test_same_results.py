@@ -22,6 +22,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.config.evaluated import held_out_tasks
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
@@ -29,7 +30,6 @@ from lachesis.pipeline.extension import ServiceSpec
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode

@@ -98,7 +98,7 @@ async def test_weights_wait_for_room(small_disk, policy: PolicyModel) -> None:
 async def test_figures_wait_for_room_and_no_row_is_torn(small_disk) -> None:
     disk = small_disk(1)
     config = RunConfig(folder=str(disk.path / "run"))
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         await tracking.resume(0)
         await tracking.log({"train/step": 1.0})
         disk.fill()

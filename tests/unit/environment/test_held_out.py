@@ -10,6 +10,7 @@ import pytest
 from stages import run_evaluator
 
 from lachesis import Environment, Task
+from lachesis.pipeline.config.evaluated import held_out_tasks
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
@@ -23,7 +24,6 @@ from lachesis.pipeline.evaluator import stage as evaluator_module
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode

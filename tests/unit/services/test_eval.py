@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 from unit.services.test_env_models import folder, server
 
+from lachesis.pipeline.config.evaluated import held_out_tasks
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.evaluator.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
-from lachesis.pipeline.tasks.evaluated import held_out_tasks
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.commands import app
 from lachesis.services.run.checkpoints import find_checkpoint

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.config.evaluated import held_out_rule
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
@@ -16,7 +17,6 @@ from lachesis.pipeline.environment.held_out import read_held_out, settle_held_ou
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.tasks.evaluated import held_out_rule
 from lachesis.schemas import keys
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.services.process.service_process import EXIT_STARTUP, _explain

@@ -26,7 +26,7 @@ async def sent(tracker, calls):
 
 async def test_trackers_get_figures_samples_and_the_end_in_order(config):
     first, second = Recorder(), Recorder()
-    async with open_tracking(config, [first, second]) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows, [first, second]) as tracking:
         await tracking.resume(3)
         await tracking.log({"train/step": 4.0, "train/loss": 1.0})
         await tracking.add_figures({"eval/e/rate": 0.5})
@@ -45,7 +45,7 @@ async def test_a_tracker_that_is_away_holds_up_neither_steps_nor_the_others_and_
     notes = {}
     away, other = Recorder(*[InfrastructureError("no route")] * 2), Recorder()
     async with open_tracking(
-        config, [away, other], lambda name, text: notes.setdefault(name, []).append(text)
+        config.path, 16, [away, other], lambda name, text: notes.setdefault(name, []).append(text)
     ) as tracking:
         await tracking.resume(0)
         away.free.clear()
@@ -99,7 +99,7 @@ async def test_an_error_of_the_trainer_ends_the_context_although_a_tracker_hangs
     tracker.free.clear()
 
     async def train():
-        async with open_tracking(config, [tracker]) as tracking:
+        async with open_tracking(config.path, config.training.sample_rows, [tracker]) as tracking:
             await tracking.resume(0)
             raise ValueError("broken")
 

@@ -29,9 +29,12 @@ def sent_up_to(config, seq):
 
 def tracking(config, tracker):
     async def work(service):
-        async with service.until_drained(), open_tracking(config, [tracker]) as opened:
+        async with (
+            service.until_drained(),
+            open_tracking(config.path, config.training.sample_rows, [tracker]) as opened,
+        ):
             await opened.resume(5)
-            await track_alerts(service, config, opened)
+            await track_alerts(service, config.path, config.health.webhook_from, opened)
 
     return work
 

@@ -24,18 +24,18 @@ def steps(config):
 
 
 async def resumed(config, step):
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         await tracking.resume(step)
 
 
 async def test_steps_after_the_checkpoint_are_cut_off_and_come_again(config):
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         await tracking.resume(0)
         for step in range(1, 6):
             await tracking.log(figures(step))
     with (config.path / METRICS_FILE).open("ab") as file:
         file.write(b'{"train/step": 6.0, "train/lo')  # killed while it wrote
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         await tracking.resume(4)
         assert steps(config) == [(step, 0.0) for step in range(1, 5)]
         for step in (5, 6):
@@ -45,14 +45,14 @@ async def test_steps_after_the_checkpoint_are_cut_off_and_come_again(config):
 
 async def test_a_line_that_ends_in_the_middle_does_not_spoil_the_next_one(config):
     (config.path / METRICS_FILE).write_bytes(b'{"train/step":1.0,"train/loss":0.0}\n{"train/step":2.0')
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         await tracking.resume(2)  # the checkpoint is newer than what the figures say
         await tracking.log(figures(3))
     assert steps(config) == [(1, 0.0), (3, 0.0)]
 
 
 async def test_a_kill_while_it_is_cut_leaves_the_old_file_or_the_new_one(config, monkeypatch):
-    async with open_tracking(config) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows) as tracking:
         for step in range(1, 4):
             await tracking.log(figures(step))
     before = (config.path / METRICS_FILE).read_bytes()

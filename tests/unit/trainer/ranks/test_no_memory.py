@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.trainer.ranks import follower, leader
 from lachesis.pipeline.trainer.ranks.collectives import Ranks
@@ -59,7 +60,7 @@ async def test_a_rank_says_what_did_not_fit_and_ends(monkeypatch, sharded):
 async def test_rank_0_ends_with_the_same_code_and_the_text(monkeypatch):
     codes = []
     monkeypatch.setattr(leader, "end_process_after", lambda _seconds, code: codes.append(code))
-    one = Leader(RunConfig(), torch.device("cpu"), starts_ranks=True)
+    one = Leader(trainer_settings(RunConfig()), torch.device("cpu"), starts_ranks=True)
     with pytest.raises(OutOfMemoryError, match=r"rank 1 of the trainer ran out of memory \(an optimizer step does"):
         await one.listen(Stream(NoMemory(TEXT)), 1)
     assert codes == [EXIT_NO_MEMORY]

@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, InferenceConfig, RunConfig
-from lachesis.pipeline.tasks.evaluated import (
+from lachesis.pipeline.config.evaluated import (
     evaluated_environments,
     held_out_tasks,
     is_held_out,
     reason_not_evaluated,
 )
+from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, InferenceConfig, RunConfig
 from lachesis.services.planned_processes import planned_processes
 
 KEYS = np.arange(500, dtype=np.uint64)

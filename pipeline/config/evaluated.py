@@ -3,17 +3,18 @@
 from collections.abc import Mapping
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.evaluator.schedule import EvaluableSteps
 from lachesis.pipeline.tasks.held_out import HeldOutRule, HeldOutSplit
 from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas.control import HeldOutRecord
 
 __all__ = [
+    "evaluable_steps",
     "evaluated_environments",
     "evaluation_names",
     "held_out_rule",
     "held_out_tasks",
     "is_held_out",
-    "may_be_evaluated",
     "reason_not_evaluated",
 ]
 
@@ -52,16 +53,12 @@ def held_out_tasks(config: RunConfig, env: str, keys: Keys, record: HeldOutRecor
     return held_out_rule(config, env).split(keys, record)
 
 
-def may_be_evaluated(config: RunConfig, step: int) -> bool:
-    """Return whether the policy of `step` is available for evaluation.
-
-    Weights in shared memory are gone with the next step; only those due for evaluation have a file.
-    """
+def evaluable_steps(config: RunConfig) -> EvaluableSteps:
+    """Return the steps whose policies can be evaluated."""
     if config.weights.transport != "shared_memory":
-        return True
-    last = config.training.steps
-    due = step % config.evaluate.every_steps == 0 or (last is not None and step >= last)
-    return due and bool(evaluated_environments(config))
+        return EvaluableSteps()
+    every = config.evaluate.every_steps if evaluated_environments(config) else None
+    return EvaluableSteps(every, config.training.steps)
 
 
 def reason_not_evaluated(config: RunConfig) -> str | None:
