@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.common.paths import code_name
+from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig

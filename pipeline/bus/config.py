@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from lachesis.pipeline.bus.addresses import check_addresses, split_addresses
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import Address, FilePath
+from lachesis.pipeline.common.field_types import check_field_types
+from lachesis.pipeline.common.paths import Address, FilePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER, WEIGHTS
 

@@ -30,8 +30,8 @@ from lachesis.pipeline.bus.refused_credentials import describe_refused
 from lachesis.pipeline.bus.replies import error_in
 from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_text
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import AccessError, StartupError
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name

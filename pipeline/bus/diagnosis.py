@@ -13,7 +13,7 @@ import anyio
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.replies import MISSING_HINT, NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 
 if TYPE_CHECKING:
     from lachesis.pipeline.bus.server_link import ServerLink

@@ -24,12 +24,12 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, ge
 
 import msgspec
 
+from lachesis.pipeline.common.foreign_variables import without_service_variables
 from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.paths import resolve_paths
+from lachesis.pipeline.common.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.common.small_files import read_small_text
-from lachesis.pipeline.config.foreign_variables import without_service_variables
-from lachesis.pipeline.config.paths import resolve_paths
 from lachesis.pipeline.config.recipes import find_recipe
-from lachesis.pipeline.config.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.schemas.errors import ConfigError
 

@@ -37,10 +37,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from lachesis.pipeline.common.paths import opens_run, reach_of
+from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.paths import opens_run, reach_of
-from lachesis.pipeline.config.secrets import masked
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]

@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
+from lachesis.pipeline.common.paths import FilePath, ModelPath, OpenSwitch, TemplatePath
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.common.trainability import TrainerReads
-from lachesis.pipeline.config.paths import FilePath, ModelPath, OpenSwitch, TemplatePath
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.config import EnvironmentConfig

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodePath
+from lachesis.pipeline.common.field_types import check_field_types
+from lachesis.pipeline.common.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CurriculumConfig"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.config.paths import CodeParams, CodePath
+from lachesis.pipeline.common.paths import CodeParams, CodePath
 from lachesis.pipeline.extension import added
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import FilePath
+from lachesis.pipeline.common.field_types import check_field_types
+from lachesis.pipeline.common.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["HealthConfig"]

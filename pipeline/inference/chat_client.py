@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.config.secrets import MASK, without_secrets
+from lachesis.pipeline.common.secrets import MASK, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, PromptTooLongError, ServerAwayError, leaves
 from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.common.call_times import CallTimes
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import (
     AccessError,
     ApiKeyError,

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.common.loopback import LOOPBACK
-from lachesis.pipeline.config.paths import (
+from lachesis.pipeline.common.paths import (
     Address,
     FilePath,
     ModelPath,

@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.call_times import LOOK_S, CallTimes
 from lachesis.pipeline.common.private_file import given_token, shared_token
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient

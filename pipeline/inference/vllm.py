@@ -24,8 +24,8 @@ import anyio.to_thread
 
 import lachesis
 from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.common.foreign_variables import without_service_variables
 from lachesis.pipeline.common.machine_memory import free_on_machine
-from lachesis.pipeline.config.foreign_variables import without_service_variables
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, InferenceConfig

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute, refuse_ending
-from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.logic.aggregate import EnsembleMember

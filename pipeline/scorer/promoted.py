@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.secrets import MASK, masked
+from lachesis.pipeline.common.paths import code_name
+from lachesis.pipeline.common.secrets import MASK, masked
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import find_rater
 from lachesis.pipeline.scorer.rater import FunctionRater

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.common.field_types import check_field_types
+from lachesis.pipeline.common.paths import CodeParams, CodePath
 from lachesis.pipeline.common.trainability import TrainerReads
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodeParams, CodePath
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.trainer.config import learner_on_record
 from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.schemas.ledger import Numerics

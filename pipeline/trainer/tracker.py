@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.common.backoff import RetryPolicy
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages
 from lachesis.pipeline.trainer.samples import ReadableSample

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import LoadedConfig, load, settings
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.pipeline.environment.source_scan import EnvironmentField
 from lachesis.schemas.errors import ConfigError

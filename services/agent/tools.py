@@ -19,11 +19,11 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.notices.text import notice_lines

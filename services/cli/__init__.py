@@ -14,7 +14,7 @@ import typer
 
 from lachesis.pipeline.common.os_errors import explain_os_error
 from lachesis.pipeline.common.safe_text import printable, protect_output
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import leaves
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.commands import app

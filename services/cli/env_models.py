@@ -13,9 +13,9 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.config.servers import sampling_key
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, ModelSummary, summarize

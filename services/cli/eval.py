@@ -17,9 +17,9 @@ import anyio
 import msgspec
 import typer
 
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.evaluated import reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.environment.held_out import kept_record
 from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft

@@ -3,8 +3,8 @@
 import anyio
 
 from lachesis.pipeline.access import OPERATOR
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import connect_run
 from lachesis.services.run.store import make_streams

@@ -80,9 +80,9 @@ class Options:
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         import msgspec
 
+        from lachesis.pipeline.common.secrets import without_secrets
         from lachesis.pipeline.config.extended import run_config_type
         from lachesis.pipeline.config.load import LoadedConfig, load
-        from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
         from lachesis.services.run.known_runs import find_run
         from lachesis.services.run.trusted import check_trusted

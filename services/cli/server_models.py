@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import httpx
 
-from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
+from lachesis.pipeline.common.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.evaluator.model_comparison import ModelUnderTest
 from lachesis.pipeline.inference.chat_client import ChatClient, ChatInference
 from lachesis.schemas.errors import ConfigError

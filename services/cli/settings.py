@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import typer
 
-from lachesis.pipeline.config import secrets
+from lachesis.pipeline.common import secrets
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import ConfigSetting, absent_settings, settings

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from lachesis.pipeline.common.bounded_http import get_within
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects

@@ -8,7 +8,7 @@ from typing import get_args
 
 import msgspec
 
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.observe.bottleneck import find_bottleneck

@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.evaluated import evaluation_names
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers

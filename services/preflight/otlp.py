@@ -10,8 +10,8 @@ import httpx
 
 from lachesis.pipeline.common.bounded_http import wait_for_thread
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.endpoints import GRPC, HTTP, OtlpEndpoint, otlp_endpoints
 from lachesis.schemas.errors import ConfigError
 

@@ -16,9 +16,9 @@ import msgspec
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import fsync, replace_file
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE

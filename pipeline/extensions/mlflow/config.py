@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from lachesis.pipeline.config.paths import Address
+from lachesis.pipeline.common.paths import Address
 
 __all__ = ["MlflowConfig"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extensions.mlflow.config import MlflowConfig
 from lachesis.pipeline.health.logic.alert_changes import AlertNotification

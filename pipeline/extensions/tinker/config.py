@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from lachesis.pipeline.config.paths import Address
+from lachesis.pipeline.common.paths import Address
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.schemas.errors import ConfigError
 

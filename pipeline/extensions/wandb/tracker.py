@@ -11,8 +11,8 @@ import msgspec
 
 from lachesis.pipeline.common.disk import disk_room, missing_bytes, unwritable_place
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.secrets import masked, without_secrets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.secrets import masked, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.extensions.wandb.files import kept_folder, run_id, stored_step

@@ -4,9 +4,9 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.pipeline.common.nearest import nearest
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import CodeParams, CodePath
+from lachesis.pipeline.common.paths import CodeParams, CodePath
 from lachesis.pipeline.extension import with_added
 from lachesis.schemas.errors import ConfigError
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lachesis.pipeline.config.field_types import check_field_types
+from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["NormalizationConfig"]

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from lachesis.pipeline.config.field_types import check_field_types
+from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.pipeline.tasks.thoughts import thought_opener
 from lachesis.schemas.errors import ConfigError
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from lachesis.pipeline.common.paths import code_name
+from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute
-from lachesis.pipeline.config.paths import code_name
-from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.extension import added
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.centred import Centred

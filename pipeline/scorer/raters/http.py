@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from lachesis.pipeline.config.secrets import MASK, without_secrets
+from lachesis.pipeline.common.secrets import MASK, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.schemas.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from lachesis.pipeline.config.secrets import key_in_variable, without_secrets
+from lachesis.pipeline.common.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scorer.raters.answer import references

@@ -6,7 +6,7 @@ from typing import Literal
 
 import httpx
 
-from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample
 from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json

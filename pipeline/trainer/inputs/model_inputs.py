@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute, log_failure, refuse_ending
-from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.trainer.batch import PackedBatch

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from lachesis.pipeline.common.paths import OpenSwitch, opens_run, reach_of
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.paths import OpenSwitch, opens_run, reach_of
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy, FieldRule, load_policy
 from lachesis.schemas.errors import ConfigError
 

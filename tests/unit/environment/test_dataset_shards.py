@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lachesis.pipeline.config.paths import resolve_paths
+from lachesis.pipeline.common.paths import resolve_paths
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environment.dataset import Dataset
 from lachesis.schemas.errors import ConfigError

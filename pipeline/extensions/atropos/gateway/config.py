@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.pipeline.common.loopback import LOOPBACK
-from lachesis.pipeline.config.field_types import check_field_types
-from lachesis.pipeline.config.paths import Address, FilePath, OpenSwitch
+from lachesis.pipeline.common.paths import Address, FilePath, OpenSwitch
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 

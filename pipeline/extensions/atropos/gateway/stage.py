@@ -10,8 +10,8 @@ import anyio
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.loopback import LOOPBACK
+from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.private_file import write_private
-from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.atropos.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig, settings_of

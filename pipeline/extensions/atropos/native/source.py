@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from lachesis.pipeline.config.paths import expand_home
+from lachesis.pipeline.common.paths import expand_home
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
 from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn
 from lachesis.pipeline.environment.plain_hooks import HOOKS

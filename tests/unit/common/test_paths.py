@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.common.paths import code_name, resolve_paths
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.paths import code_name, resolve_paths
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.schemas.errors import ConfigError

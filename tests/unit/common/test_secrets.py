@@ -8,9 +8,9 @@ import pytest
 
 from lachesis.pipeline.common import safe_text
 from lachesis.pipeline.common.secret_texts import error_text
+from lachesis.pipeline.common.secrets import is_secret_name, masked, without_secrets
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.secrets import is_secret_name, masked, without_secrets
 from lachesis.schemas.errors import ConfigError
 
 
