@@ -318,9 +318,9 @@ async def _fetch(
 
 
 def parts_of(seqs: Sequence[int]) -> list[tuple[list[int], bool]]:
-    """Cut rising `seqs` into parts, and say of each whether it has no gap, so that one request asks for all of it.
+    """Cut rising `seqs` into parts, each with whether one request is to ask for all of it.
 
-    Where there are gaps, messages are requested one by one: what lies between would be read as well.
+    It is where the part has no gap. Others are requested one by one: what lies between would be read as well.
     """
     runs: list[list[int]] = []
     for seq in seqs:

@@ -142,8 +142,8 @@ class StepProgress:
                 key="fruitless", source="batcher", what=what, since_ns=since, mend=mend, held_up=["trainer"], stops=True
             )
         if self._stale is not None and not self.is_finished:
-            since_s, stale, ended = self._stale
-            what = f"{stale} of the last {ended} groups were too old to train on when they were complete"
+            since_s, stale, total = self._stale
+            what = f"{stale} of the last {total} groups were too old to train on when they were complete"
             yield Notice(key=_STALE, source="batcher", what=what, since_ns=now.ago_ns(since_s), mend=_STALE_MEND)
         usual_s, last_s = self._usual_s(), self._last_s
         limit_s = _FIRST_STEP_S if usual_s is None else max(_MIN_STANDSTILL_S, _USUAL_STEPS * usual_s)

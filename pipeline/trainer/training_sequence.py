@@ -84,9 +84,9 @@ def form_fault(sequence: TrainingSequence) -> str | None:
 
 
 def value_fault(sequence: TrainingSequence) -> str | None:
-    """Return what is wrong with a sequence's advantage or teacher, which come to a group after it was sampled.
+    """Return what is wrong with a sequence's advantage or teacher; None if nothing is.
 
-    None if nothing is. The sequence is of the right form; its other columns are not read.
+    They come to a group after it was sampled. The sequence is of the right form; its other columns are not read.
     """
     columns = _float_columns(sequence)
     del columns["logprobs"]
