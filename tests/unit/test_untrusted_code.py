@@ -85,9 +85,9 @@ def spelled(node: ast.expr, names: dict[str, tuple[str, int]]) -> str | None:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_new_way_in(file: Path) -> None:
-    assert list(uses(file.read_text())) == []
+def test_no_new_way_in() -> None:
+    found = {str(file.relative_to(ROOT)): list(uses(file.read_text())) for file in FILES}
+    assert {file: what for file, what in found.items() if what} == {}
 
 
 @pytest.mark.costly
@@ -95,6 +95,7 @@ def test_models_are_loaded_from_safetensors_and_without_their_code() -> None:
     calls = [
         (file.name, {keyword.arg for keyword in node.keywords})
         for file in FILES
+        if "from_pretrained" in file.read_text()
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
     ]
