@@ -1,10 +1,11 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
+import gc
 import hashlib
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from hidden_gpu import hidden_gpu, pytest_collection_modifyitems, seen_gpu
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 from left_running import pytest_runtest_call, pytest_runtest_teardown
+from slow_files import pytest_ignore_collect, pytest_itemcollected
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
@@ -24,7 +26,15 @@ from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.subjects import BUCKET, STREAMS
 
-__all__ = ["hidden_gpu", "pytest_collection_modifyitems", "pytest_runtest_call", "pytest_runtest_teardown", "seen_gpu"]
+__all__ = [
+    "hidden_gpu",
+    "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
+    "pytest_itemcollected",
+    "pytest_runtest_call",
+    "pytest_runtest_teardown",
+    "seen_gpu",
+]
 
 settings.register_profile(
     "patient",
@@ -48,6 +58,17 @@ TEST_STREAMS = StreamsConfig(
     weights_bytes=64 << 20,
     bucket_bytes=32 << 20,
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what is collected: millions of objects, all of which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

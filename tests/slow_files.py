@@ -1,0 +1,35 @@
+"""Lets `-m slow` import only the files that hold slow tests, a sixth of all: each worker collects for itself.
+
+A file holds some if it says `mark.slow`, or takes the bus of `conftest.py`, which over a cluster is slow. A file that
+has a slow test in another way fails whenever all tests are collected, so none is left out unseen.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+__all__ = ["may_hold_slow_tests", "pytest_ignore_collect", "pytest_itemcollected"]
+
+_SLOW = re.compile(r"\bmark\.slow\b|\(bus\b|\bbus: Bus\b")
+
+
+@cache
+def may_hold_slow_tests(file: Path) -> bool:
+    """Return whether the file's text says so."""
+    return _SLOW.search(file.read_text(encoding="utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over a file without slow tests where only slow ones are wanted."""
+    only_slow = config.option.markexpr == "slow"
+    if only_slow and collection_path.suffix == ".py" and not may_hold_slow_tests(collection_path):
+        return True
+    return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a slow test that `-m slow` would not find."""
+    if item.get_closest_marker("slow") is not None and not may_hold_slow_tests(item.path):
+        raise pytest.UsageError(f"{item.nodeid} is slow, and its file does not say so: write mark.slow in it")
