@@ -37,7 +37,8 @@ bucket_bytes = 4194304
 kind = "reasoning_gym"
 params = {dataset = "spell_backward"}
 """
-
+NAMES = {"governor", "batcher", "normalizer", "curriculum", "health", "scorer", "environment-words", "supervisor"}
+"""The run's processes, but for a server of its own."""
 
 STRAYS = """
 import os, subprocess
@@ -101,29 +102,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("external", [False, True], ids=["embedded", "external"])
-async def test_everything_comes_up_as_processes_and_stops_in_order(
-    folder: Path, external: bool, fresh_server: EmbeddedServer
-) -> None:
-    arguments = []
-    if external:
-        token = folder / "token"
-        token.write_text(fresh_server.token)
-        arguments = ["--nats", fresh_server.url, "--set", f"nats.token_file={token}"]
-    up = await start(folder, *arguments)
+async def test_everything_comes_up_as_processes_and_stops_in_order(folder: Path) -> None:
+    up = await start(folder)
     said = await ready(up)
     running = pids(folder)
-    names = {"governor", "batcher", "normalizer", "curriculum", "health", "scorer", "environment-words", "supervisor"}
-    assert running.keys() == names | (set() if external else {"nats-server"})
+    assert running.keys() == NAMES | {"nats-server"}
     assert len(set(running.values())) == len(running)
-    assert all(f"ready: {name}, pid {running[name]}" in said for name in names - {"supervisor"})
+    assert all(f"ready: {name}, pid {running[name]}" in said for name in NAMES - {"supervisor"})
     processes = [psutil.Process(pid) for pid in running.values()]
     (folder / "run.toml").unlink()  # the services, and the caller by the run's name, go by the one in its folder
     away = folder / "away"
     away.mkdir()
     command = [sys.executable, "-m", "lachesis", "status", "--run", "up", "--json"]
     status = json.loads((await anyio.run_process(command, cwd=away)).stdout)
-    assert {row["service"] for row in status["services"]} == names - {"supervisor"}
+    assert {row["service"] for row in status["services"]} == NAMES - {"supervisor"}
     assert load(run_config_type(), file=folder / "runs/up/run.toml").config.path == folder / "runs/up"
     up.send_signal(signal.SIGTERM)
     with anyio.fail_after(90):
@@ -195,13 +187,17 @@ async def test_a_store_deleted_under_the_run_ends_it_and_the_next_start_refuses_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_run(
+async def test_on_a_server_of_ones_own_a_process_killed_again_and_again_does_not_end_the_run(
     folder: Path, fresh_server: EmbeddedServer
 ) -> None:
     token = folder / "token"
     token.write_text(fresh_server.token)
     up = await start(folder, "--nats", fresh_server.url, "--set", f"nats.token_file={token}")
-    await ready(up)
+    said = await ready(up)
+    running = pids(folder)
+    assert running.keys() == NAMES
+    assert all(f"ready: {name}, pid {running[name]}" in said for name in NAMES - {"supervisor"})
+    processes = [psutil.Process(pid) for name, pid in running.items() if name != "scorer"]
     async with (
         await connect(fresh_server.url, run="up", name="test", token=fresh_server.token) as bus,
         bus.listen(subjects.heartbeat("up", "scorer")) as beats,
@@ -222,9 +218,11 @@ async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_ru
     assert up.returncode is None
     up.send_signal(signal.SIGTERM)
     with anyio.fail_after(90):
-        said, _ = await up.communicate()
+        said_last, _ = await up.communicate()
     assert up.returncode == 0
-    assert said.count(b"scorer ended with code -9 (killed from outside)") == MAX_FAILURES + 2
+    assert await all_gone(processes)
+    assert said_last.count(b"scorer ended with code -9 (killed from outside)") == MAX_FAILURES + 2
+    assert json.loads((folder / "runs/up/summary.json").read_bytes())["state"] == "stopped"
 
 
 _STUCK = """

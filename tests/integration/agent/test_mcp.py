@@ -132,9 +132,8 @@ async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
             server.terminate()
 
 
-@pytest.mark.parametrize("transport", [over_stdio, over_http], ids=["stdio", "http"])
-async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path, transport: Any) -> None:
-    async with transport(folder) as agent:
+async def test_an_agent_goes_from_finding_an_environment_to_results(folder: Path) -> None:
+    async with over_http(folder) as agent:
         tools = {tool.name: tool for tool in (await agent.client.list_tools()).tools}
         for name, arguments in KNOWN.items():
             schema = tools[name].input_schema
