@@ -6,7 +6,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: help demo demo-smollm2 test unit slow attack own-keys chaos mutations fuzz gpu vllm atropos lint fix lock audit clean
+.PHONY: help demo demo-smollm2 test unit slow attack own-keys chaos mutations fuzz gpu gpu-small vllm atropos fix lock audit clean
+.PHONY: lint lint-style lint-types lint-imports lint-texts lint-extensions
 
 help:
 	@echo "make demo          run the pipeline end to end (about three minutes, the first time with installation)"
@@ -79,9 +80,14 @@ mutations: $(VENV)/.dev
 gpu: $(VENV)/.smollm2 $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m gpu.run $(ARGS)
 
-# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
+# What of it CI runs: in small, without what the suites, `make vllm` and the demo run anyway, and without SmolLM2.
+gpu-small: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m gpu.run --cpu weights numerics ranks inference pipeline learner resume
+
+# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it; two files at once, for a server
+# computes on one core.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it; the longest first.
 # CI leaves out test_a_stock_environment_samples_the_policy_and_is_trained_on (four steps; with a key; with vLLM).
@@ -91,15 +97,26 @@ atropos: $(VENV)-atropos/.atropos $(VENV)/.dev
 	@$(VENV)-atropos/bin/python -c "import atroposlib" || { echo "$(VENV)-atropos lacks atroposlib: delete it, and make atropos again"; exit 1; }
 	ATROPOS_PYTHON=$(abspath $(VENV)-atropos/bin/python) $(BIN)/python -m pytest -m slow -n 2 $(ATROPOS_TESTS) $(ARGS)
 
-lint: $(VENV)/.dev
+# In parts, so that `make -j 2 lint` takes two cores. The copy without extensions takes over what mypy has found.
+lint: lint-style lint-types lint-imports lint-texts lint-extensions
+
+lint-style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(VENV)/.dev
 	$(BIN)/mypy
+
+lint-imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/lachesis schema --check
+
+lint-texts: $(VENV)/.dev
 	$(BIN)/python .ci/lock.py --check
 	$(BIN)/python .ci/names.py
 	$(BIN)/python .ci/prose.py
+
+lint-extensions: lint-types
 	$(BIN)/python .ci/extensions.py $(EXTENSIONS_ARGS)
 
 fix: $(VENV)/.dev
