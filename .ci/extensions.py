@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,24 +31,25 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder that the copy is left in")
     wanted = parser.parse_args()
     names = sorted(folder.name for folder in EXTENSIONS.iterdir() if (folder / "__init__.py").is_file())
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            with_one_less = copy_without([name], Path(scratch) / name)
-            for command in (["run"], ["config", "show"], ["env", "list"], ["doctor"]):
-                if run(with_one_less, f"lachesis {command[0]} without {name}", ["-m", "lachesis", *command]):
-                    return 1
-            shutil.rmtree(with_one_less)
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as threads:
         bare = copy_without(names, wanted.keep or Path(scratch) / "bare")
         if (ROOT / ".mypy_cache").is_dir():
             shutil.copytree(ROOT / ".mypy_cache", bare / ".mypy_cache")  # what has not changed is not checked again
-        checks = {
-            "types": ["-m", "mypy"],
-            "contracts": ["-c", _LINT_IMPORTS],
-        }
-        if wanted.tests:
+        todo = [  # the longest first; what each is called, where it runs, and what Python runs there
+            ("types without any extension", bare, ["-m", "mypy"]),
+            ("contracts without any extension", bare, ["-c", _LINT_IMPORTS]),
+        ]
+        copies = {name: copy_without([name], Path(scratch) / name) for name in names}
+        todo += [
+            (f"lachesis {' '.join(command)} without {name}", copy, ["-m", "lachesis", *command])
+            for name, copy in copies.items()
+            for command in (["run"], ["config", "show"], ["env", "list"], ["doctor"])
+        ]
+        failed = any(list(threads.map(run, *zip(*todo, strict=True))))
+        if wanted.tests:  # afterwards: they take all cores by themselves
             unit = "not slow and not outside and not costly and not extension"
-            checks["tests"] = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
-        failed = [what for what, command in checks.items() if run(bare, f"{what} without any extension", command)]
+            tests = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
+            failed |= run("tests without any extension", bare, tests)
     return 1 if failed else 0
 
 
@@ -87,8 +89,8 @@ def describe(target: Path) -> None:
     (folder / "entry_points.txt").write_text(f"[{GROUP}]\n{text}")
 
 
-def run(folder: Path, what: str, command: Sequence[str]) -> int:
-    """Run Python in a copy; print what it said where it failed."""
+def run(what: str, folder: Path, command: Sequence[str]) -> bool:
+    """Run Python in a copy; return whether it failed, and print what it said then."""
     environ = {**os.environ, "PYTHONPATH": str(folder / "src"), "NO_COLOR": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False
@@ -96,8 +98,8 @@ def run(folder: Path, what: str, command: Sequence[str]) -> int:
     if done.returncode:
         print(f"== {what}: {done.returncode} ==\n{done.stdout[-20_000:]}\n{done.stderr[-20_000:]}")
     else:
-        print(f"{what}: well")
-    return done.returncode
+        print(f"{what}: well", flush=True)
+    return done.returncode != 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Lets `-m slow` import only the files that hold slow tests, a sixth of all: each worker collects for itself.
+"""Lets `-m slow` import only the files that hold slow tests, a quarter of all: each worker collects for itself.
 
-A file holds some if it says `mark.slow`, or takes the bus of `conftest.py`, which over a cluster is slow. A file that
-has a slow test in another way fails whenever all tests are collected, so none is left out unseen.
+A file may hold some if it says `mark.slow`, or if its tests take the bus of `conftest.py`, which is slow over a
+cluster. A slow test in any other file is an error whenever all tests are collected, so none is left out unseen.
 """
 
 import re
