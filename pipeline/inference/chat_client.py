@@ -18,9 +18,10 @@ import httpx
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.common.proxies import describe_proxy, is_on_this_machine
 from lachesis.pipeline.common.secrets import MASK, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, PromptTooLongError, ServerAwayError, leaves
-from lachesis.pipeline.inference.client import GeneratedSample, is_on_this_machine
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.errors import DataError
 
@@ -139,7 +140,7 @@ class ChatClient:
 
     @property
     def _where(self) -> str:
-        return f"server {without_secrets(self.url)}"
+        return f"server {without_secrets(self.url)}{describe_proxy(self.url)}"
 
     async def _request(self, method: str, path: str, body: Any = None) -> bytes:
         data = bytearray()

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.common.call_times import CallTimes
+from lachesis.pipeline.common.proxies import describe_proxy, is_on_this_machine
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import (
     AccessError,
@@ -60,7 +61,7 @@ from lachesis.schemas.errors import DataError, LachesisError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogprobs", "is_on_this_machine"]
+__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogprobs"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
@@ -163,12 +164,6 @@ class _NotServedError(UnreadableAnswerError):
     """Raised when a server cannot serve what every sample needs: it is another server, or has another model."""
 
 
-def is_on_this_machine(url: str) -> bool:
-    """Return whether a URL leads to loopback, where no proxy may stand in between."""
-    host = httpx.URL(url).host
-    return host in {"localhost", "::1"} or host.startswith("127.")
-
-
 class InferenceClient:
     """An async context manager over one server. One instance serves any number of tasks."""
 
@@ -190,6 +185,7 @@ class InferenceClient:
         self.answered = AnsweredRequests()
         """What the run's servers have answered; a directory shares one between their clients."""
         self._requested = requested
+        self._proxy = describe_proxy(config.url)
 
         def connections(limits: httpx.Limits) -> httpx.AsyncClient:
             return httpx.AsyncClient(
@@ -473,7 +469,7 @@ class InferenceClient:
     @property
     def where(self) -> str:
         """The server's name in messages."""
-        return f"inference server {without_secrets(self.config.url)}"
+        return f"inference server {without_secrets(self.config.url)}{self._proxy}"
 
     async def _generate(
         self, token_ids: list[int], params: SamplingParams, mode: Any, http: httpx.AsyncClient | None = None

@@ -1,18 +1,19 @@
 """Sends requests of raters to a server, and sorts failures by what they mean."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
 import msgspec
 
+from lachesis.pipeline.common.proxies import describe_proxy, is_on_this_machine
 from lachesis.pipeline.common.secrets import MASK, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["MAX_TIMEOUT_S", "RefusedError", "check_rater_url", "post_json"]
+__all__ = ["RefusedError", "check_rater_url", "open_client", "post_json"]
 
-MAX_TIMEOUT_S = 600.0
+_MAX_TIMEOUT_S = 600.0
 """Beyond every time limit of a rater, which is what ends a request."""
 
 _MAX_REPLY_BYTES = 1 << 20
@@ -35,6 +36,12 @@ def check_rater_url(url: str, rater: str) -> None:
         raise ConfigError(f"rater {rater}: url is {shown!r}; use http://HOST:PORT/v1, or https://")
 
 
+def open_client(url: str, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    """Return a client for the server at `url`, which stays open as long as the process."""
+    # a proxy leads elsewhere
+    return httpx.AsyncClient(headers=headers, timeout=_MAX_TIMEOUT_S, trust_env=not is_on_this_machine(url))
+
+
 async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
     """Post JSON and return the JSON that came back.
 
@@ -42,7 +49,7 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
     tried again), `RefusedError` when it refuses the request. What they say holds no credentials: servers that refuse a
     key tend to repeat it.
     """
-    place = without_secrets(url)
+    place = without_secrets(url) + describe_proxy(url)
     try:
         async with client.stream("POST", url, content=msgspec.json.encode(body)) as response:
             data = b""

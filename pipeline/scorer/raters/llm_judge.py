@@ -16,7 +16,7 @@ from lachesis.pipeline.common.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scorer.raters.answer import references
-from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json
+from lachesis.pipeline.scorer.raters.http import check_rater_url, open_client, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
@@ -75,7 +75,7 @@ class LLMJudge(Rater):
     @cached_property
     def _client(self) -> httpx.AsyncClient:  # open as long as the process
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        return httpx.AsyncClient(headers=headers, timeout=MAX_TIMEOUT_S)
+        return open_client(self._url, headers)
 
     async def rate(self, sample: Sample) -> float | None:
         """Return the judge's score. Raises `UnreadableVerdictError` when no reply has one."""

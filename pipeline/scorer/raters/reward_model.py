@@ -9,7 +9,7 @@ import httpx
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.pipeline.scorer.raters.http import MAX_TIMEOUT_S, check_rater_url, post_json
+from lachesis.pipeline.scorer.raters.http import check_rater_url, open_client, post_json
 
 __all__ = ["RewardModel"]
 
@@ -33,7 +33,7 @@ class RewardModel(Rater):
 
     @cached_property
     def _client(self) -> httpx.AsyncClient:  # open as long as the process
-        return httpx.AsyncClient(timeout=MAX_TIMEOUT_S)
+        return open_client(self._url)
 
     async def rate(self, sample: Sample) -> float | None:
         """Return the model's score of the conversation."""
