@@ -29,7 +29,7 @@ from lachesis.pipeline.bus.routing import (
 from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.schemas.errors import DataError
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "BlobStore", "claimed_size"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "BlobStore", "Fetch", "claimed_size"]
 
 INLINE_BYTES = 4 << 20
 """Largest data that is stored as one message."""

@@ -23,9 +23,9 @@ from lachesis.pipeline.bus.api import (
     StreamExtent,
     StreamUsage,
 )
-from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore
+from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore, Fetch
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
-from lachesis.pipeline.bus.copies import renew_copies
+from lachesis.pipeline.bus.copies import read_copy, renew_copies, servers_of
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.direct_get import DirectGetter
 from lachesis.pipeline.bus.failover import Failover
@@ -150,6 +150,21 @@ class NatsBus:
     async def renew_copies(self, stream: str, copies: int) -> None:
         """Rebuild the copies of a stream, or of the bucket, from its leader's; see `copies.renew_copies`."""
         await renew_copies(self._link, self._name(stream), copies)
+
+    async def servers_of(self, stream: str) -> list[str]:
+        """Return the servers that hold a stream, or the bucket, its leader first; see `copies.servers_of`."""
+        return await servers_of(self._link, self._name(stream))
+
+    def read_copy(
+        self, stream: str, server: str, *, start: int, headers_only: bool = False, limit: int | None = None
+    ) -> AsyncGenerator[StoredMessage]:
+        """Read what one server's copy holds of a stream, or of the bucket; see `copies.read_copy`."""
+        name = self._name(stream)
+        return read_copy(self._link, name, server, start=start, headers_only=headers_only, limit=limit)
+
+    async def join(self, head: StoredMessage, fetch: Fetch) -> StoredMessage:
+        """Return a large message whole, its chunks as `fetch` finds them; see `blobs.BlobStore.join`."""
+        return await BlobStore(self._publisher, fetch).join(head)
 
     async def describe_streams(self) -> list[streams.StreamDescription]:
         """Return the run's streams, then its bucket, those of them that exist."""

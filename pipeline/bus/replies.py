@@ -232,6 +232,7 @@ class ConsumerInfo(ApiAnswer, frozen=True):
     num_ack_pending: int = 0
     num_redelivered: int = 0
     ack_floor: _Sequence = _Sequence()
+    cluster: RaftGroup | None = None
 
 
 A = TypeVar("A", bound=ApiAnswer)

@@ -6,23 +6,25 @@ away. Only the trainer's report and the policy record are deleted, if they contr
 """
 
 import logging
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.fsync import fsync, make_folder, replace_file
-from lachesis.pipeline.errors import NotFoundError, StartupError
+from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, POINTER, write_pointer
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions
 from lachesis.pipeline.retention.holds import update_record
+from lachesis.pipeline.retention.other_copies import read_saved_rollouts, save_other_copies
 from lachesis.pipeline.retention.recovery_plan import copied_ends
 from lachesis.pipeline.retention.recovery_record import RECOVERIES, RecoveryPlan, StreamLoss, add_to_record
 from lachesis.pipeline.retention.settings import RecoverySettings
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, describe_contradictions
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, kind_of
 from lachesis.schemas.values import from_json
 
@@ -50,6 +52,8 @@ async def apply_plan(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPla
     """Carry out a plan, or the rest of it, and return the file that records it."""
     folder = settings.folder
     _write(folder, plan)
+    if plan.ends and plan.saved is None:
+        plan = await _save_copies(bus, folder, plan)
     if plan.ends and not plan.has_new_copies:
         plan = await _renew_copies(bus, settings, plan)
     filled = [await _fill(bus, plan, loss) for loss in plan.losses]
@@ -58,6 +62,9 @@ async def apply_plan(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPla
         _write(folder, plan)
     for seq in plan.copies:
         await _copy(bus, plan, seq)
+    async with aclosing(read_saved_rollouts(bus, folder / RECOVERIES, plan.saved or [])) as saved:
+        async for message in saved:
+            await _store_again(bus, message, f"recovery.{plan.id}.saved.{message.seq}.{message.time_ns}")
     await _put_aside(bus, plan)
     await update_record(bus, plan.run, lambda old: add_to_record(old, plan))
     if plan.rescore_from is not None:
@@ -87,11 +94,25 @@ def _write(folder: Path, plan: RecoveryPlan) -> None:
     replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
 
 
+async def _save_copies(bus: NatsBus, folder: Path, plan: RecoveryPlan) -> RecoveryPlan:
+    """Save what only other copies have. Nothing has been changed where that fails, so the plan is given up then."""
+    try:
+        saved = await save_other_copies(bus, list(plan.ends), folder / RECOVERIES, plan.id)
+    except (ConfigError, InfrastructureError, StartupError):
+        (folder / RECOVERY_FILE).unlink()
+        fsync(folder)
+        raise
+    plan = msgspec.structs.replace(plan, saved=saved)
+    _write(folder, plan)
+    return plan
+
+
 async def _renew_copies(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan) -> RecoveryPlan:
     """Make each stream's copies again from the leader's: a copy could bring back what the leader lost.
 
-    That deletes the other copies. So before each it is compared whether the copy that the plan was made for still
-    leads: another one, shorter or not, may have lost nothing. Raises `StartupError` if it does not.
+    That deletes the other copies, whose own messages are saved before. So before each it is compared whether the copy
+    that the plan was made for still leads: another one, shorter or not, may have lost nothing. Raises `StartupError` if
+    it does not.
     """
     folder, replicas = settings.folder, {kind_of(one.name): one.replicas for one in await bus.describe_streams()}
     renewed: list[str] = []
@@ -165,8 +186,12 @@ async def _copy(bus: NatsBus, plan: RecoveryPlan, seq: int) -> None:
     except NotFoundError as error:
         log.warning("rollout %d, which was to be stored again, is gone: %s", seq, error)
         return
+    await _store_again(bus, message, f"recovery.{plan.id}.copy.{seq}")
+
+
+async def _store_again(bus: NatsBus, message: StoredMessage, msg_id: str) -> None:
     headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
-    await bus.publish_large(message.subject, message.data, msg_id=f"recovery.{plan.id}.copy.{seq}", headers=headers)
+    await bus.publish_large(message.subject, message.data, msg_id=msg_id, headers=headers)
 
 
 async def _set_training_back(bus: NatsBus, settings: RecoverySettings, plan: RecoveryPlan) -> None:

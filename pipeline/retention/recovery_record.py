@@ -21,7 +21,15 @@ from lachesis.schemas.retention import LostRange, Retention
 from lachesis.schemas.subjects import LEDGER
 from lachesis.schemas.values import from_json
 
-__all__ = ["RECOVERIES", "CheckpointChange", "RecoveryPlan", "StreamLoss", "add_to_record", "complete_record"]
+__all__ = [
+    "RECOVERIES",
+    "CheckpointChange",
+    "RecoveryPlan",
+    "SavedCopy",
+    "StreamLoss",
+    "add_to_record",
+    "complete_record",
+]
 
 log = logging.getLogger("lachesis")
 
@@ -36,6 +44,15 @@ class StreamLoss(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     end: int
+
+
+class SavedCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a stream that only the copy of `server` had, in a file beside the record of the recovery."""
+
+    stream: str
+    server: str
+    file: str
+    messages: int
 
 
 class CheckpointChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +73,9 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     ROLLOUTS that are stored again. `rescore_from`: the first rollout that is scored again. `report`: the trainer's
     last report, which is deleted with all before it. `reports`: the sequences of the reports that stages read last.
     `policy`: the record of the newest weights, which is deleted. `ends`: the ends of streams that have several
-    copies in a cluster, and `ended_ns` the times of the messages there; the copies are first made again from the
-    leaders', and then `has_new_copies` is set. `left_out`: messages that their services cannot use, by stream.
+    copies in a cluster, and `ended_ns` the times of the messages there; what only other copies have is `saved` (None
+    until it is), then the copies are made again from the leaders', and `has_new_copies` is set. `left_out`: messages
+    that their services cannot use, by stream.
     `keys`: keys of the bucket with values that are put aside, and those values. `elsewhere`: the checkpoint, not in
     this folder, that the trainer reported last. `earlier`: what the retention record should list and does not.
     `makes`: streams in place of which empty ones are made, before it can be seen what else is wrong; such a plan holds
@@ -81,6 +99,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[str, int] = {}
     ended_ns: dict[str, int] = {}
     has_new_copies: bool = False
+    saved: list[SavedCopy] | None = None
     left_out: dict[str, list[int]] = {}
     keys: dict[str, bytes] = {}
     elsewhere: str | None = None

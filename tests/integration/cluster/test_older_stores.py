@@ -1,6 +1,7 @@
 """Two nodes of three come back with older stores after everybody was killed: named, recovered from, trained to the end.
 
-The node that has what the others lost calls itself current afterwards, so its copies have to be made anew.
+The node that has what the others lost calls itself current afterwards, so its copies have to be made anew. What it
+alone had is saved before, and its rollouts are stored again: none is lost.
 """
 
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from integration.harness import CONFIG, RUN, SUMS, Run, alive, until
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.retention.holds import read_record
+from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, STREAMS, stream_name
 
 MANY = 1_000_000
@@ -50,6 +53,16 @@ async def differing(bus: NatsBus, stream: str) -> dict[int, dict[str, int]]:
     return found
 
 
+async def rollouts_on(bus: NatsBus, server: str) -> set[str]:
+    """Return the groups that one server's copy of ROLLOUTS holds."""
+    async with aclosing(bus.read_copy(ROLLOUTS, server, start=1, headers_only=True)) as messages:
+        return {
+            Plan.unpack(one.headers[PLAN_HEADER]).group
+            async for one in messages
+            if one.subject.startswith("rl.rollout.")
+        }
+
+
 async def test_two_nodes_with_older_stores_are_recovered_from(run: Run, tmp_path: Path) -> None:
     cluster = run.servers
     assert isinstance(cluster, Cluster)
@@ -68,6 +81,8 @@ async def test_two_nodes_with_older_stores_are_recovered_from(run: Run, tmp_path
 
     run.start()
     await run.wait_for_step(run.step() + 3)
+    async with cluster.during("the third") as bus:
+        stored = await rollouts_on(bus, cluster.names[2])
     everyone = run.pids()
     for pid in (run.process.pid, *everyone.values()):
         os.kill(pid, signal.SIGKILL)
@@ -91,7 +106,9 @@ async def test_two_nodes_with_older_stores_are_recovered_from(run: Run, tmp_path
     code, said = run.called("runs", "recover", "--yes")
     assert code == 0, said
     assert "of LEDGER, but it ends at sequence" in said
+    assert f"what only the copy of ROLLOUTS on {cluster.names[2]} has is saved in" in said
     async with cluster.during("copies") as bus:
+        assert stored <= await rollouts_on(bus, cluster.names[0]), "what the third node alone had is stored again"
         await settled(bus, STREAMS)
         for stream in (ROLLOUTS, EVENTS, LEDGER):
             assert await differing(bus, stream) == {}

@@ -33,6 +33,9 @@ class BusOfACluster:
             for kind in (ROLLOUTS, EVENTS, BUCKET)
         ]
 
+    async def servers_of(self, stream: str) -> list[str]:
+        return ["the only one"]
+
     async def renew_copies(self, stream: str, copies: int) -> None:
         assert copies == 3
         self.renewed.append(stream)
