@@ -185,16 +185,17 @@ async def collect_group(
 
 def _check_sampling(env: Environment, sessions: Sequence[Session], otherwise: Sequence[tuple[list[int], str]]) -> None:
     """Raise `EnvironmentCodeError` if trained tokens were sampled with other parameters than the run's."""
+    sequences = [(session.sample, one) for session in sessions for one in session.sequences]
     for ids, difference in otherwise:
         wanted = np.asarray(ids, np.int32)
-        for session in sessions:
-            tokens, mask = np.asarray(session.tokens, np.int32), np.asarray(session.loss_mask, np.bool_)
+        for sample, one in sequences:
+            tokens, mask = np.asarray(one.tokens, np.int32), np.asarray(one.loss_mask, np.bool_)
             starts = np.flatnonzero(tokens[: len(tokens) - len(wanted) + 1] == wanted[0])
             for start in starts:
                 place = slice(start, start + len(wanted))
                 if mask[place].all() and np.array_equal(tokens[place], wanted):
                     raise EnvironmentCodeError(
-                        f"{type(env).__name__}: sample {session.sample} is trained on tokens that were {difference}"
+                        f"{type(env).__name__}: sample {sample} is trained on tokens that were {difference}"
                     )
 
 

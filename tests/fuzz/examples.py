@@ -262,7 +262,7 @@ EXAMPLES: list[Event] = [
     ToolResults(group=GROUP, life=2, session="0.0", index=1, results=["2"], seconds=0.5),
     SessionEnd(
         group=GROUP, life=2, session="0.0", sample=0, finish_reason="tool", rewards={"environment": 1.0}, calls=[0, 1],
-        messages=[Message(role="user", content="q")], thought_calls=1, diverged="call 1",
+        further=[[0, 2]], messages=[Message(role="user", content="q")], thought_calls=1, diverged="call 1",
     ),
     GroupEnd(group=GROUP, life=2, outcome="abandoned", reason="why", lost_s=1.5),
     TakeUpRequest(env="sums", holder="p", life=2, group=GROUP, after=3),
