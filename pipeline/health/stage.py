@@ -21,8 +21,7 @@ from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.read import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
-from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
-from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
+from lachesis.pipeline.health.logic.monitor import CHECKS, LEDGER_CHECK, EnvMonitor
 from lachesis.pipeline.health.notice_webhook import STOPPED_TOPIC, NoticeWebhook
 from lachesis.pipeline.health.settings import HealthSettings
 from lachesis.pipeline.health.webhook import AlertWebhook
@@ -43,6 +42,7 @@ __all__ = ["AlertWriter", "run_health"]
 
 log = logging.getLogger("lachesis")
 
+_LOOK = "`lachesis health` names groups to look at"
 _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
 _PROBLEMS = 64
@@ -293,11 +293,12 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self.service.vitals.emitted += 1
         figures = self.service.vitals.metrics
         for result in event.results:
-            if result.check == UnpaidBonuses.name:
-                problem = f"environment {self.env}: {result.reason}" if result.severity == "warn" else None
-                self.service.set_problem(f"{self.env} unpaid bonuses", problem)
+            self._show_warning(result, event.standing)
             if result.value is not None:
                 figures[f"health/{self.env}/{result.check}"] = result.value
+        if event.source == "resume":
+            for check in CHECKS:
+                self.service.set_problem(f"{self.env} {check}", None)
         figures[f"health/{self.env}/groups"] = event.groups
         self._why |= {alert.check: alert.reason for alert in event.alerts}
         self._show_standing(event.standing)
@@ -309,6 +310,14 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 logging.INFO if alert.severity == "inform" else logging.WARNING,
                 "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
             )  # fmt: skip
+
+    def _show_warning(self, result: Alert, standing: EnvironmentStanding) -> None:
+        """Raise a notice of a warning until the check finds it over. What stops the environment has one already."""
+        if result.severity == "idle":
+            return  # nothing to judge by: the last result still holds
+        text = f"environment {self.env}: {result.check}: {result.reason}"
+        warns = result.severity not in {"ok", "inform"} and not (standing.stops and standing.cause == result.check)
+        self.service.set_problem(f"{self.env} {result.check}", text if warns else None, mend=_LOOK)
 
     def _show_standing(self, standing: EnvironmentStanding) -> None:
         """Put where the environment stands into the heartbeat, and why it is kept from training."""

@@ -25,8 +25,8 @@ def notice_line(notice: Notice, now_ns: int | None = None) -> str:
     return f"{text}; to do: {notice.mend}" if notice.mend else text
 
 
-def notice_lines(notices: Sequence[Notice], now_ns: int) -> list[str]:
-    """Return a line for each notice; it begins with the source unless the text does."""
+def notice_lines(notices: Sequence[Notice], now_ns: int | None) -> list[str]:
+    """Return a line for each notice, see `notice_line`; it begins with the source unless the text does."""
     lines = []
     for one in notices:
         line = notice_line(one, now_ns)

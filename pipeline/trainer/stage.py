@@ -83,6 +83,11 @@ log = logging.getLogger("lachesis")
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
 _MODEL_ADVICE = "a smaller model, training.lora = {}, or a device with more memory; see `lachesis plan`"
+_URGENT_LARGE_STEPS = 2
+"""Steps that are too large and make a checkpoint each: the health checks inform of the first and warn of the second."""
+_FINE_STEPS = 8
+"""Steps in a row within the bound after which the next ones beyond it are the first again."""
+_LARGE_STEP_SHOWN_S = 60.0
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -210,7 +215,8 @@ class _Trainer:
         self.unreported = UnreportedSteps(learner.steps)
         self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.memory: str | None = None  # what was said of how steps are divided to fit into memory
-        self.large_step_reported = False  # whether a report of this life named one
+        self.large_steps_reported = 0  # checkpoints since the last good stretch whose last step was too large
+        self.fine_steps = 0  # steps in a row that were not
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -314,7 +320,7 @@ class _Trainer:
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
         due = self.unreported.is_checkpoint_due(self.settings.training, self.learner.steps)
-        if due or self._has_first_large_step():
+        if due or self._has_urgent_large_step():
             await self._checkpoint()
 
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
@@ -358,17 +364,26 @@ class _Trainer:
             self.learner, batch, self.limits, pad_id=pad_id, shuffle_seed=seed, deterministic=deterministic
         )
 
-    def _has_first_large_step(self) -> bool:
-        """Whether the last step was too large but was taken, and no report has named a large step yet."""
+    def _has_urgent_large_step(self) -> bool:
+        """Whether the last step was too large but was taken, and is one of the first that a report has to name."""
         taken = self.settings.training.learner.on_large_step == "warn"
-        return taken and self.large_step is not None and not self.large_step_reported
+        return taken and self.large_step is not None and self.large_steps_reported < _URGENT_LARGE_STEPS
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:
-        """Warn of the first of several steps that were too large; the note stays until one is not."""
+        """Warn of the first of several steps that were too large, and raise a notice of each.
+
+        The notice outlives the step, which may be over before a heartbeat.
+        """
         note = metrics.large_step
-        if note is not None and self.large_step is None:
-            log.warning("step %d: %s", metrics.step, note)
-        self.service.set_problem("step", note)
+        if note is not None:
+            if self.large_step is None:
+                log.warning("step %d: %s", metrics.step, note)
+            self.service.set_problem("step", f"step {metrics.step}: {note}", for_s=_LARGE_STEP_SHOWN_S)
+            self.fine_steps = 0
+        else:
+            self.fine_steps += 1
+            if self.fine_steps >= _FINE_STEPS:
+                self.large_steps_reported = 0
         self.large_step = note
 
     def _tell_memory(self, metrics: StepMetrics) -> None:
@@ -416,7 +431,7 @@ class _Trainer:
             content = await anyio.to_thread.run_sync(CheckpointContent.of, self.policy, self.learner, memory)
         self.learner.gathered = None
         steps = self.unreported.hand_over(content.step)
-        self.large_step_reported = self.large_step_reported or self.large_step is not None
+        self.large_steps_reported += self.large_step is not None
         await self.checkpoints.start(partial(self._save, content, steps, self.feed.position, self.newest))
 
     async def _save(

@@ -23,6 +23,7 @@ from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.notices import Notice
 from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.plots import draw_run
@@ -32,6 +33,9 @@ from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.run.file import run_file_of
 
 __all__ = ["RunSummaryWriter"]
+
+_HEALTH = "health"
+_LARGE_STEP = "trainer", "step"
 
 _FINISH_S = 5.0
 """Seconds that the end of a run waits for the server to say what became of the groups."""
@@ -135,6 +139,18 @@ class RunSummaryWriter(RunWatcher):
             yield problem
         still = [one.notice for one in notices if one.until_ns is None]
         yield from (f"in the end: {line}" for line in notice_lines(still, time.time_ns()))
+        yield from (f"during the run: {line}" for line in notice_lines(_past_warnings(notices), None))
+
+
+def _past_warnings(notices: Sequence[PastNotice]) -> list[Notice]:
+    """Return what was over before the end, and yet says how the model came about: the last of each kind."""
+    still = {(one.notice.source, one.notice.key) for one in notices if one.until_ns is None}
+    past = {(one.notice.source, one.notice.key): one.notice for one in notices if one.until_ns is not None}
+    return [
+        notice
+        for (source, key), notice in past.items()
+        if (source, key) not in still and (source == _HEALTH or (source, key) == _LARGE_STEP)
+    ]
 
 
 def _not_written(what: str, shortage: DiskShortage) -> str:

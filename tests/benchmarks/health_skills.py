@@ -241,6 +241,85 @@ def _nothing_learned(rng: Rng, n: int) -> SimulatedRun:
     return world.run(world.four())
 
 
+def _answers_grow(raters: str) -> Kind:
+    """Answers grow from 200 to 2,000 tokens, success from .44 to .68; a judge reads long answers less surely, and form,
+    which was good from the start, suffers a little."""
+
+    def make(rng: Rng, n: int) -> SimulatedRun:
+        world, longer = _World(rng, n), rng.normal(0, 0.35, (n, 8))
+        world.log_length, world.length_spread = 5.3 + 2.3 * world.done, 0.1
+        world.longer = np.exp(longer)
+        world.skill = -0.35 + 1.3 * world.done
+        world.sample = 0.9 * world.sample + 0.8 * longer * (0.3 + 0.7 * world.done[:, None])
+        world.cut_off = 0.01 + 0.06 * world.done
+        tests = (world.quality > 0.5).astype(float)
+        judge = np.clip(0.15 + 0.7 * world.quality + world.noise(1) * (0.1 + 0.12 * world.done[:, None]), 0, 1)
+        form = np.clip(0.88 - 0.06 * world.done[:, None] - 0.05 * longer + world.noise(0.12), 0, 1)
+        columns = {"tests": tests, "judge": judge, "form": form, "graded": world.graded(0.15)}
+        return world.run([columns[name] for name in raters.split()])
+
+    return make
+
+
+def _times_out(rater: int, strict: float = 0.0, *, by_length: bool = False) -> Kind:
+    """One of three raters times out in bursts, 10 to 16 % of its ratings. `strict`: how much less it gives than the
+    others do. `by_length`: its service is slow where answers are long, and wrong ones run long."""
+
+    def make(rng: Rng, n: int) -> SimulatedRun:
+        world, at = _World(rng, n), 0
+        ratings = world.four()[:3]
+        ratings[rater] = np.clip(ratings[rater] - strict, 0, 1)
+        world.longer = np.exp(0.3 * (0.5 - world.quality) + world.noise(0.3))
+        lost = np.zeros(world.shape, bool)
+        while (at := at + int(rng.exponential(200))) < n:
+            end = min(n, at + int(rng.exponential(100)))
+            lost[at:end] = rng.random(lost[at:end].shape) < 0.4
+            at = end
+        if by_length:
+            lost = rng.random(world.shape) < np.clip(0.13 * world.longer**4, 0, 0.9)
+        ratings[rater][lost] = np.nan
+        return world.run(ratings)
+
+    return make
+
+
+def _sparse(rng: Rng, n: int) -> SimulatedRun:
+    """Of the answers 2 % succeed at first, and 8 % in the end."""
+    world = _World(rng, n)
+    world.skill = -4.2 + 1.8 * world.done
+    right = (world.quality > 0.5).astype(float)
+    return world.run([right, np.where(rng.random(world.shape) < 0.01, 1 - right, right), world.formed()])
+
+
+def _fast(rng: Rng, n: int) -> SimulatedRun:
+    """Success goes from .1 to .9 within 50 steps of 16 groups."""
+    world = _World(rng, n)
+    gain = _logistic((np.arange(n) - 1200) / 130)
+    world.skill, world.entropy = -2.2 + 4.6 * gain, 0.9 * (1 - 0.75 * gain)
+    return world.run(world.four())
+
+
+def _forgets(rng: Rng, n: int) -> SimulatedRun:
+    world = _World(rng, n)
+    world.skill = world.skill - 1.2 * np.exp(-(((world.done - 0.5) / 0.06) ** 2))
+    return world.run(world.four())
+
+
+def _one_rater(rng: Rng, n: int) -> SimulatedRun:
+    world = _World(rng, n)
+    return world.run([world.binary()])
+
+
+def _cut_off_at_first(rng: Rng, n: int) -> SimulatedRun:
+    """Answers are cut off at first, and become shorter; form is satisfied early and stays so."""
+    world = _World(rng, n)
+    early = np.exp(-12 * world.done)
+    world.cut_off, world.log_length = 0.02 + 0.5 * early, 4.6 + 1.1 * early
+    world.skill = world.skill - 1.2 * early
+    world.form += 3 * (1 - early[:, None])
+    return world.run(world.four())
+
+
 SKILL_HEALTHY: dict[str, Kind] = {
     f"skill: {name}": make
     for name, make in {
@@ -269,6 +348,17 @@ SKILL_HEALTHY: dict[str, Kind] = {
         "families drift": _families,
         "nothing learned": _nothing_learned,
         "4 groups a step": _plain(per_step=4),
+        "answers grow, 3 raters": _answers_grow("tests judge form"),
+        "answers grow, 4 raters": _answers_grow("tests judge form graded"),
+        "answers grow, 2 raters": _answers_grow("tests judge"),
+        "a rater times out": _times_out(1),
+        "a strict rater times out": _times_out(2, 0.3),
+        "long answers time out": _times_out(1, by_length=True),
+        "sparse success": _sparse,
+        "learns fast": _fast,
+        "forgets and learns again": _forgets,
+        "one rater": _one_rater,
+        "cut off at first": _cut_off_at_first,
     }.items()
 }
 
@@ -366,6 +456,60 @@ def _all_alike(rng: Rng, n: int) -> SimulatedRun:
     return world.run(world.four())
 
 
+def _one_family(rng: Rng, n: int) -> SimulatedRun:
+    """In one family of tasks of four the judge is fooled, while the others are learned."""
+    world = _World(rng, n)
+    hacked = world.hack(600, 1.5) & (rng.random(n) < 0.25)[:, None]
+    world._harm = 1.5 * hacked
+    ratings = world.four()
+    ratings[2] = world.fool(ratings[2], hacked)
+    return world.run(ratings)
+
+
+def _made_to_time_out(harm: float) -> Kind:
+    """Answers that make a strict rater time out: the others, which see a part of the harm, are paid without it."""
+
+    def make(rng: Rng, n: int) -> SimulatedRun:
+        world = _World(rng, n)
+        hacked = world.hack(1500, harm, 0.9)
+        strict = np.clip(world.graded() - 0.3, 0, 1)
+        strict[hacked] = np.nan
+        return world.run([world.ordinal(), strict, world.formed()])
+
+    return make
+
+
+def _tests_tampered(rng: Rng, n: int) -> SimulatedRun:
+    """Tests are made to pass; a judge beside them sees the harm."""
+    world = _World(rng, n)
+    hacked = world.hack(700, 1.2)
+    return world.run([np.where(hacked, 1.0, world.binary()), world.graded(0.12)])
+
+
+def _three_of_four(rng: Rng, n: int) -> SimulatedRun:
+    world = _World(rng, n)
+    hacked = world.hack(800, 1.2)
+    ratings = world.four()
+    return world.run([ratings[0], *(world.fool(rating, hacked, 0.9) for rating in ratings[1:])])
+
+
+def _endless(rng: Rng, n: int) -> SimulatedRun:
+    """Answers without an end, which two of three raters like."""
+    world = _World(rng, n)
+    hacked = world.hack(800, 0.6)
+    world.longer, world.cut_off = np.where(hacked, 4.0, 1.0), 0.02 + 0.8 * hacked.mean(axis=1)
+    ratings = [world.binary(), world.graded(), world.formed()]
+    return world.run([ratings[0], *(np.clip(rating + 0.3 * hacked, 0, 1) for rating in ratings[1:])])
+
+
+def _empty_reasoning(rng: Rng, n: int) -> SimulatedRun:
+    """Answers come without the reasoning, a tenth as long; a judge is content with them."""
+    world = _World(rng, n)
+    hacked = world.hack(800, 0.8)
+    world.longer = np.where(hacked, 0.1, 1.0)
+    return world.run([world.binary(), world.fool(world.graded(), hacked, 0.85), world.formed()])
+
+
 SKILL_HACKS: dict[str, Kind] = {
     f"skill: {name}": make
     for name, make in {
@@ -383,5 +527,12 @@ SKILL_HACKS: dict[str, Kind] = {
         "flattery": _flattery,
         "refuses hard tasks": _refusals,
         "answers all alike": _all_alike,
+        "one family of four": _one_family,
+        "a strict rater made to time out": _made_to_time_out(0.8),
+        "the same, without harm": _made_to_time_out(0.0),
+        "tests tampered beside a judge": _tests_tampered,
+        "three of four fooled": _three_of_four,
+        "endless answers": _endless,
+        "empty reasoning": _empty_reasoning,
     }.items()
 }

@@ -1,4 +1,4 @@
-"""Checks for missing ratings. Distinguishes an unavailable rater from an unscorable environment."""
+"""Checks for missing ratings: a rater that is unavailable, one that fails now and then, one that answers make fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, mean
+from lachesis.pipeline.health.logic.trends import slope_t
+from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.values import shaped
 
@@ -19,8 +21,13 @@ __all__ = ["MissingRatingsCheck"]
 
 _GROUPS_OF_OUTAGE = 8
 """Groups in a row in which a rater rates no sample, for one reason, from which on it counts as away."""
+_MANY, _MOST = 0.10, 0.5
+"""Shares of missing ratings: from the first on a person should know, from the second on at once."""
 _SURE_ERRORS = 3
 _RECENT_WINDOWS = 8
+_TREND_WINDOWS = 32
+_CLEAR_Z = 4.0
+"""Standard errors that no window of a run is beyond by chance."""
 _SCORE = "score"
 
 
@@ -34,14 +41,52 @@ class _OutageRun(msgspec.Struct):
     groups: int = 0
 
 
-class MissingRatingsCheck(Check):
-    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
+class _Difference(msgspec.Struct, array_like=True):
+    """Differences within groups: a mean over the samples that lack a rating, less that over those that have it."""
 
-    An abstention is an answer. Nothing is ever put in place of a missing rating, so fewer raters are left. If
-    that lasts, and the share is above 10 % by three standard errors, it quarantines the environment. That must
-    hold of the window, with the error over groups, since the ratings of a group are often missing together; and of the
-    last eight windows, with the error over windows, since a service that is overloaded fails in bursts. If nothing was
-    missing before, that takes about six windows, and three at the start of a run.
+    groups: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.groups, self.total, self.squares = self.groups + 1, self.total + value, self.squares + value * value
+
+    def __add__(self, other: _Difference) -> _Difference:
+        return _Difference(self.groups + other.groups, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.groups)
+
+    @property
+    def z(self) -> float:
+        """The mean over its standard error; 0 with fewer than eight groups."""
+        if self.groups < 8:
+            return 0.0
+        spread = max(0.0, self.squares / self.groups - self.mean**2) / (self.groups - 1)
+        return self.mean / max(math.sqrt(spread), 1e-9)
+
+
+class _Lost(msgspec.Struct):
+    """What a window lacks of a rater: the share of its ratings, and by how much the score and the other raters' ratings
+    of those samples differ from those of the other samples in the group."""
+
+    share: float
+    score: _Difference
+    others: _Difference
+
+
+class MissingRatingsCheck(Check):
+    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 %
+    informs. It warns from 50 % on, or if the share is above 10 % by three standard errors in the window (over groups,
+    since the ratings of a group are often missing together) and over the last eight windows (over windows, since a
+    service that is overloaded fails in bursts). An abstention is an answer.
+
+    Nothing is ever put in place of a missing rating, so fewer raters are left, and a policy may be paid for making a
+    strict one fail. A share says nothing of that: a service fails as well. So a warning quarantines where it lasts only
+    if within groups the samples without the rating score more (z > 4), and either the other raters rate them
+    differently (|z| > 4), so that what fails depends on the answer, or their share keeps rising over 32 windows
+    (t > 4). Both are of the last eight windows. If half of the scores themselves are missing, it quarantines as well.
 
     A rater that rates no sample of 8 groups in a row or more, for one reason, is away or broken. The check reports that
     as its outage, with its error and since when, and it never quarantines, because the environment is not the cause.
@@ -52,12 +97,13 @@ class MissingRatingsCheck(Check):
 
     def __init__(self) -> None:
         self._runs: dict[str, _OutageRun] = {}
-        self._recent: deque[dict[str, float]] = deque(maxlen=_RECENT_WINDOWS)  # shares missing by rater
+        self._recent: deque[dict[str, _Lost]] = deque(maxlen=_TREND_WINDOWS)  # by rater, where something is missing
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         outages = self._outages(window)
         taken = {index for _, indexes in outages.values() for index in indexes}
         total, missing, examples = 0, dict[str, list[int]](), dict[str, list[str]]()
+        lost: dict[str, _Lost] = {}
         for index, score in enumerate(window.scores):
             total += len(score.scores)
             columns = {name: _missing(column) for name, column in score.statuses.items()}
@@ -69,29 +115,55 @@ class MissingRatingsCheck(Check):
                 missing.setdefault(name, []).append(sum(flags))
                 if any(flags):
                     examples.setdefault(name, []).append(score.group)
+                    _compare(score, name, flags, lost.setdefault(name, _Lost(0.0, _Difference(), _Difference())))
         if not total:
             return CheckResult("idle", reason="no scores")
-        worst = max(missing, key=lambda name: sum(missing[name]))
-        share = sum(missing[worst]) / total
-        self._recent.append({name: sum(lost) / total for name, lost in missing.items() if any(lost)})
-        severity, threshold = graded(share, [(0.10, "warn")])
-        if severity != "ok":
+        shares = {name: sum(counts) / total for name, counts in missing.items()}
+        for name, one in lost.items():
+            one.share = shares[name]
+        self._recent.append(lost)
+        many = [name for name, share in shares.items() if share > _MANY]
+        if many:
+            harm = {name: self._earned_by_it(name) for name in many}
+            worst = max(many, key=lambda name: (harm[name] is not None, shares[name]))
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
-            reason = f"{share:.0%} of the {what} missing; remove the rater or fix it"
+            reason = f"{shares[worst]:.0%} of the {what} missing; {harm[worst] or 'remove the rater or fix it'}"
             by_group = [*missing[worst], *[0] * (len(window.scores) - len(missing[worst]))]
-            lately = [shares.get(worst, 0.0) for shares in self._recent]
-            sure = (
-                share - _SURE_ERRORS * _error(by_group, total) > threshold
-                and fmean(lately) - _SURE_ERRORS * _error(lately, len(lately)) > threshold
+            sure = self._is_sure(worst, shares[worst], by_group, total)
+            severity: Severity = "warn" if sure or shares[worst] > _MOST else "inform"
+            stops = sure and (harm[worst] is not None or shares[_SCORE] > _MOST)
+            return CheckResult(
+                severity, shares[worst], _MANY, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=stops
             )
-            return CheckResult(severity, share, threshold, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=sure)
         if not outages:
-            return CheckResult(severity, share, threshold)
+            return CheckResult("ok", max(shares.values()), _MANY)
         name = max(outages, key=lambda name: len(outages[name][1]))
         run, indexes = outages[name]
         groups = [window.scores[index].group for index in sorted(indexes)[:MAX_EXAMPLES]]
-        lost = sum(len(window.scores[index].scores) for index in indexes) / total
-        return CheckResult("warn", lost, threshold, _describe_run(name, run, len(outages)), groups)
+        away = sum(len(window.scores[index].scores) for index in indexes) / total
+        return CheckResult("warn", away, _MANY, _describe_run(name, run, len(outages)), groups)
+
+    def _is_sure(self, name: str, share: float, by_group: Sequence[int], total: int) -> bool:
+        lately = [lost[name].share if name in lost else 0.0 for lost in list(self._recent)[-_RECENT_WINDOWS:]]
+        return (
+            share - _SURE_ERRORS * _error(by_group, total) > _MANY
+            and fmean(lately) - _SURE_ERRORS * _error(lately, len(lately)) > _MANY
+        )
+
+    def _earned_by_it(self, name: str) -> str | None:
+        """Return in words that answers which make the rater fail are paid for it, None if nothing says so."""
+        recent = [lost[name] for lost in list(self._recent)[-_RECENT_WINDOWS:] if name in lost]
+        score = sum((one.score for one in recent), _Difference())
+        others = sum((one.others for one in recent), _Difference())
+        if score.z <= _CLEAR_Z:
+            return None
+        paid = f"samples without it score more within groups by {score.mean:.2f} (z = {score.z:.1f})"
+        if abs(others.z) > _CLEAR_Z:
+            return f"{paid}, and the other raters give them {others.mean:+.2f}: answers may make it fail"
+        trend = slope_t([lost[name].share if name in lost else 0.0 for lost in self._recent])
+        if trend is not None and trend > _CLEAR_Z:
+            return f"{paid}, and they become more and more: answers may make it fail"
+        return None
 
     def _outages(self, window: HealthWindow) -> dict[str, tuple[_OutageRun, set[int]]]:
         """Follow the runs of every rater; return those long enough, with the places of their groups in the window."""
@@ -118,11 +190,26 @@ class MissingRatingsCheck(Check):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"runs": msgspec.to_builtins(self._runs), "recent": list(self._recent)}
+        return {"runs": msgspec.to_builtins(self._runs), "recent": msgspec.to_builtins(list(self._recent))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
-        self._recent.extend(shaped("health state", list[dict[str, float]], state.get("recent", [])))
+        self._recent.extend(shaped("health state", list[dict[str, _Lost]], state.get("recent", [])))
+
+
+def _compare(score: GroupScore, name: str, flags: Sequence[bool], lost: _Lost) -> None:
+    """Take in by how much score and other ratings of the samples without a rating of `name` differ from the rest."""
+    if name == _SCORE:
+        return
+    others = [column for rater, column in score.ratings.items() if rater != name]
+    for values, found in (
+        (score.scores, lost.score),
+        ([mean(c[i] for c in others) for i in range(len(flags))], lost.others),
+    ):
+        without = mean(value for value, flag in zip(values, flags, strict=True) if flag)
+        with_it = mean(value for value, flag in zip(values, flags, strict=True) if not flag)
+        if without is not None and with_it is not None:
+            found.add(without - with_it)
 
 
 def _error(values: Sequence[float], total: int) -> float:
