@@ -1,7 +1,7 @@
 """Makes the settings of each stage from the configuration of a run. Pure.
 
-A stage in `SETTINGS` takes a struct of its own, and knows nothing else of the configuration. The others, and those of
-extensions, take the whole of it.
+Each stage of the pipeline takes a struct of its own, and knows nothing else of the configuration. Those of extensions
+take the whole of it. What extensions and offline trainers need as well is made in `pipeline/config/`.
 """
 
 from collections.abc import Callable

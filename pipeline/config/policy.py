@@ -25,7 +25,7 @@ name in its path frees it:
     [fields."environments.*.params.level"]
     choices = ["easy", "hard"]
 
-Their types say which settings these are (`config.paths`). So are the switches that let other users and processes of the
+Their types say which settings these are (`common.paths`). So are the switches that let other users and processes of the
 machine in, for example `shared_files`.
 """
 

@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.config.evaluated import (
+    evaluable_steps,
     evaluated_environments,
     held_out_tasks,
     is_held_out,
     reason_not_evaluated,
 )
-from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, InferenceConfig, RunConfig
+from lachesis.pipeline.config.run import (
+    EnvironmentConfig,
+    EvaluationConfig,
+    InferenceConfig,
+    RunConfig,
+    TrainingConfig,
+    WeightsConfig,
+)
 from lachesis.services.planned_processes import planned_processes
 
 KEYS = np.arange(500, dtype=np.uint64)
@@ -72,3 +80,22 @@ def test_a_policy_server_elsewhere_with_one_for_evaluation_is_evaluated():
 def test_a_run_without_environments_has_nothing_to_evaluate():
     assert "no environment's tasks" in reason_not_evaluated(RunConfig())
     assert evaluated_environments(RunConfig()) == {}
+
+
+@pytest.mark.parametrize(
+    ("transport", "changes", "steps"),
+    [
+        ("files", {}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("shared_memory", {}, [0, 3, 6, 7]),  # the multiples of every_steps, and the last
+        ("shared_memory", {"evaluate": EvaluationConfig(held_out=0)}, []),
+    ],
+)
+def test_shared_weights_are_evaluable_at_the_steps_that_are_due(transport, changes, steps):
+    run = {
+        "weights": WeightsConfig(transport=transport),
+        "training": TrainingConfig(steps=7),
+        "evaluate": EvaluationConfig(every_steps=3),
+        **changes,
+    }
+    found = evaluable_steps(msgspec.structs.replace(RUN, **run))
+    assert [step for step in range(8) if step in found] == steps
