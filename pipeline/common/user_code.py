@@ -75,7 +75,7 @@ def load_module(place: str, what: str) -> ModuleType:
         return _load_file(Path(place), what)
     try:
         with IMPORT_LOCK, refuse_ending(f"{what}: importing {place!r}"):
-            return importlib.import_module(place)
+            found = importlib.import_module(place)
     except ModuleNotFoundError as error:
         # only the named module: if an import inside it is missing, its author has to see that
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
@@ -84,6 +84,22 @@ def load_module(place: str, what: str) -> ModuleType:
             f"{what}: module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
             "path/to/file.py:NAME"
         ) from error
+    _refuse_hidden(place, what)
+    return found
+
+
+def _refuse_hidden(place: str, what: str) -> None:
+    """Raise ConfigError if the current folder has a module of this name, too, and another one was imported."""
+    name = place.partition(".")[0]
+    here = next((file for file in (Path(name, "__init__.py"), Path(f"{name}.py")) if file.is_file()), None)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if here is None or (file is not None and Path(file).resolve() == here.resolve()):
+        return
+    way = f"{here}:NAME" if here.name != "__init__.py" else "put this folder on PYTHONPATH, which counts first"
+    raise ConfigError(
+        f"{what}: module {name!r} is {file or 'a part of Python'}, and not {here} of this folder: rename that one, or "
+        f"name it by its file: {way}"
+    )
 
 
 def missing_file(path: Path) -> str:

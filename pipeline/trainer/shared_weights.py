@@ -7,7 +7,7 @@ when it drains.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -75,30 +75,49 @@ class SharedWeights:
         with turn, self._segment.changing():
             yield
 
+    async def wait_until_served(self) -> None:
+        """Wait until the policy's server has the newest weights, which end with this process, or it drains."""
+        if self._version is not None:
+            await self._wait_for_server(self._ask_server, "the end of the trainer")
+
     async def _pause_server(self) -> BinaryIO:
         """Return the turn, with the server paused. It has the newest version then."""
-        since, said = anyio.current_time(), False
-        while True:
+        turns: list[BinaryIO] = []
+
+        async def take_and_pause() -> str | None:
             turn = await take_turn(self._folder)
             try:
-                reason = await self._try_to_pause()
+                reason = await self._ask_server(pause=True)
             except BaseException:
                 turn.close()
                 raise
             if reason is None:
-                self._service.set_problem(_TOPIC, None)
-                return turn
-            turn.close()
+                turns.append(turn)
+            else:
+                turn.close()
+            return reason
+
+        reason = await self._wait_for_server(take_and_pause, "the next step")
+        if reason is not None:
+            raise InfrastructureError(f"the step was given up, waiting for the policy's server: {reason}")
+        return turns[0]
+
+    async def _wait_for_server(self, ask: Callable[[], Awaitable[str | None]], held_up: str) -> str | None:
+        """Call `ask` until it returns no reason why the server is not ready; return the reason if it drains first."""
+        since, said = anyio.current_time(), False
+        while (reason := await ask()) is not None:
             if self._service.draining.is_set():
-                raise InfrastructureError(f"the step was given up, waiting for the policy's server: {reason}")
+                return reason
             if not said and anyio.current_time() - since > _SILENT_S:
                 said = True
-                text = f"the next step waits for the policy's inference server: {reason}"
-                self._service.set_problem(_TOPIC, text, held_up=["the next step"], stops=True)
+                text = f"{held_up} waits for the policy's inference server: {reason}"
+                self._service.set_problem(_TOPIC, text, held_up=[held_up], stops=True)
             await anyio.sleep(_POLL_S)  # the server offers nothing to wait on
+        self._service.set_problem(_TOPIC, None)
+        return None
 
-    async def _try_to_pause(self) -> str | None:
-        """Pause the server if it has the newest version; else return what is missing."""
+    async def _ask_server(self, *, pause: bool = False) -> str | None:
+        """Return what is missing until the server has the newest version. `pause`: pause it if nothing is."""
         if self._version is None:
             return "the digest of the weights is still being computed"
         client: InferenceClient | None = None
@@ -110,7 +129,8 @@ class SharedWeights:
             served = await client.weight_version()
             if served != self._version:
                 return f"it has policy {served}, not yet {self._version}"
-            await client.pause("keep")
+            if pause:
+                await client.pause("keep")
         except (AccessError, DataError, InfrastructureError) as error:
             return str(error)
         return None
@@ -133,5 +153,6 @@ async def sharing_weights(
             shared = SharedWeights(service, segment, directory, folder)
             learner.changing = shared.changing
             yield shared
+            await shared.wait_until_served()
     finally:
         segment.close(folder)

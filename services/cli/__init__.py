@@ -50,7 +50,7 @@ def _add_current_folder() -> None:
     if sys.path[:1] in ([""], [str(folder)]) and not sys.flags.safe_path:
         del sys.path[0]  # of `python -m`
     if is_trusted(folder):
-        sys.path.insert(0, "")
+        sys.path.append("")  # after all others, else a datasets.py of somebody's would be imported for the package
     elif (text := describe_foreign_modules(folder)) is not None:
         print(f"lachesis: {printable(text)}", file=sys.stderr)
 

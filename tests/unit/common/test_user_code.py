@@ -181,6 +181,43 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         load_module("no.such", "rater")
 
 
+def test_a_module_of_the_current_folder_that_another_one_hides_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shown_here.py").write_text("answer = 1")
+    assert load_module("shown_here", "rater").answer == 1
+    (tmp_path / "json.py").write_text("answer = 1")
+    with pytest.raises(
+        ConfigError, match=r"module 'json' is .*json/__init__\.py, and not json\.py of this .*json\.py:N"
+    ):
+        load_module("json.decoder", "rater")
+    assert load_module("json.py", "rater").answer == 1
+    (tmp_path / "sys").mkdir()
+    assert load_module("sys", "rater") is sys
+    (tmp_path / "sys" / "__init__.py").touch()
+    with pytest.raises(ConfigError, match=r"module 'sys' is a part of Python, and not sys/__init__\.py of"):
+        load_module("sys", "rater")
+
+
+@pytest.mark.outside
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    "program", [["-m", "lachesis"], ["-P", "-c", "from lachesis.services.cli import main; main()"]]
+)
+def test_files_of_the_current_folder_that_are_called_as_packages_are_not_imported(
+    tmp_path: Path, program: list[str]
+) -> None:
+    for name in ("random", "queue", "copy", "tokenizers", "nats", "msgspec", "numpy", "pyarrow", "transformers"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported {name}')")
+    (tmp_path / "mine.py").write_text("from lachesis.pipeline.environment.dataset import Dataset as Mine")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "1"}')
+    command = [sys.executable, *program, "env", "verify", "mine:Mine", "--params", '{"path": "rows.jsonl"}']
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 GYM_FROM_THREADS = """
 import sys, threading
 sys.modules["pycosat"] = None  # what Python itself puts there to refuse an import

@@ -146,3 +146,25 @@ async def test_a_pointer_that_was_damaged_or_deleted_is_written_again_once_its_p
     reader = SegmentReader(pointer)
     assert reader.generation == world.segment.generation
     reader.check_version(world.version)
+
+
+async def test_a_trainer_ends_once_the_server_has_its_last_weights_which_end_with_it(world):
+    """A run that has taken all its steps is started again: its server has no others."""
+    async with anyio.create_task_group() as tasks:
+        ended = anyio.Event()
+
+        async def end():
+            await world.shared.wait_until_served()
+            ended.set()
+
+        tasks.start_soon(end)
+        await world.server.asked.wait()
+        assert not ended.is_set()
+        world.server.version = str(world.version)
+        with anyio.fail_after(60):
+            await ended.wait()
+    assert not world.server.paused
+    world.server.away = True
+    world.service.draining.set()
+    with anyio.fail_after(60):
+        await world.shared.wait_until_served()
