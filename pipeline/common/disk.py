@@ -9,7 +9,6 @@ logged once for each file system, and that a heartbeat can show what this proces
 import errno
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,8 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
+
+from lachesis.pipeline.common.os_errors import errno_of
 
 __all__ = [
     "SHORTAGES",
@@ -48,9 +49,6 @@ recover by itself from a disk that was full."""
 _BLOCK_BYTES = 4096
 """What the smallest file takes."""
 _ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-_OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
-"""How errors that are no `OSError` of their own say which error of the system they are about: those of libraries in
-Rust (safetensors, tokenizers), and `shutil.Error`."""
 
 
 class DiskRoom(NamedTuple):
@@ -73,14 +71,7 @@ class DiskShortage(NamedTuple):
 
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error says that a disk, or the share of one that a quota allows, is full."""
-    return _errno_of(error) in _ERRNOS
-
-
-def _errno_of(error: BaseException) -> int | None:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    found = _OS_ERROR.search(str(error))
-    return int(found[1] or found[2]) if found else None
+    return errno_of(error) in _ERRNOS
 
 
 def missing_bytes(room: DiskRoom, needed_bytes: int) -> int:
@@ -159,7 +150,7 @@ def _attempt(path: Path, write: Callable[[], T], needed_bytes: int) -> tuple[T] 
     except Exception as error:
         if not is_disk_full(error):
             raise
-        return DiskShortage(path, _lack(disk_room(path), needed_bytes, _errno_of(error)))
+        return DiskShortage(path, _lack(disk_room(path), needed_bytes, errno_of(error)))
 
 
 def _lack(room: DiskRoom, needed_bytes: int, number: int | None) -> str:
