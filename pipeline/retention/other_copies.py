@@ -5,7 +5,7 @@ newest messages. They are written to files in the run's folder; a recovery store
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -64,7 +64,7 @@ async def save_other_copies(bus: NatsBus, streams: Sequence[str], folder: Path, 
     return found
 
 
-async def read_saved_rollouts(bus: NatsBus, folder: Path, saved: Sequence[SavedCopy]) -> AsyncIterator[StoredMessage]:
+async def read_saved_rollouts(bus: NatsBus, folder: Path, saved: Sequence[SavedCopy]) -> AsyncGenerator[StoredMessage]:
     """Yield the rollouts in saved copies, whole, each once.
 
     One that lacks a chunk is passed over with a warning.
@@ -78,7 +78,7 @@ async def read_saved_rollouts(bus: NatsBus, folder: Path, saved: Sequence[SavedC
 
         async def fetch(
             stream: str, seqs: Sequence[int], path: Path = path, chunks: dict[int, int] = chunks
-        ) -> AsyncIterator[StoredMessage]:
+        ) -> AsyncGenerator[StoredMessage]:
             for seq in seqs:
                 yield _read_at(path, chunks[seq]) if seq in chunks else await bus.get(stream, seq)
 

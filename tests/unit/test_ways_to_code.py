@@ -29,6 +29,7 @@ pytestmark = pytest.mark.costly
 FREE_FIELDS = {
     "schemas.promotion.RewardSettings": "scorer.promoted and promotion.record admit what a configuration names",
     "schemas.replay.RevisionRecord": "compared with a configuration, never loaded",
+    "schemas.rollout.PackedGroup": "data that raters are given",
     "schemas.rollout.RolloutGroup": "data that raters are given",
     "pipeline.curriculum.logic.learner._NamedState": "numbers of a strategy, each of which checks its own",
     "pipeline.curriculum.logic.learner._PoolState": "numbers of a strategy, each of which checks its own",

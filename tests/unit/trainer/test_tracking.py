@@ -80,7 +80,7 @@ class AwayTracker:
 
 async def test_what_a_tracker_did_not_get_until_the_end_is_said(config, monkeypatch, caplog):
     monkeypatch.setattr(tracking_module, "CLOSE_S", 0.0)
-    async with open_tracking(config, [AwayTracker()]) as tracking:
+    async with open_tracking(config.path, config.training.sample_rows, [AwayTracker()]) as tracking:
         await tracking.resume(0)
         await tracking.log(figures(1))
     assert "away was away or too slow at the end, so up to 2 entries were not sent; metrics.jsonl holds" in caplog.text

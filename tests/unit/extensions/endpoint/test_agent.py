@@ -112,7 +112,9 @@ async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, t
     draft = await collect(agent(tasks, script(tmp_path, start + wait + CALL)), n=1)
     (session,) = draft.sessions
     assert session.notes["agent"]["left"] == 1
-    assert not any(is_running(int(pid)) for pid in left.read_text().split())
+    with anyio.fail_after(60):
+        while any(is_running(int(pid)) for pid in left.read_text().split()):
+            await anyio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

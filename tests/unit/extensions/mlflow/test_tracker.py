@@ -59,15 +59,15 @@ def test_one_run_for_all_lives_with_each_step_once(config):
 async def test_steps_of_a_life_that_ended_while_mlflow_was_away_are_sent_by_the_next_one(config, tmp_path):
     opened(config).log_figures({"train/step": 1.0, "train/loss": 1.0}, 1)
     run = RunConfig(folder=str(tmp_path / "runs"))
-    async with open_tracking(run) as tracking:  # MLflow is away, and the trainer ends
+    async with open_tracking(run.path, 0) as tracking:  # MLflow is away, and the trainer ends
         await tracking.resume(1)
         for step in (1, 2, 3, 4):
             await tracking.log({"train/step": float(step), "train/loss": float(step)})
-    async with open_tracking(run, [MlflowTracker(config, "a-run")]) as tracking:
+    async with open_tracking(run.path, 0, [MlflowTracker(config, "a-run")]) as tracking:
         await tracking.resume(3)
         await tracking.log({"train/step": 4.0, "train/loss": 40.0})
     assert history(config, "train/loss")[0] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
-    async with open_tracking(run, [MlflowTracker(config, "later")]) as tracking:  # added to a run that goes on
+    async with open_tracking(run.path, 0, [MlflowTracker(config, "later")]) as tracking:  # added to a run that goes on
         await tracking.resume(4)
     assert history(config, "train/loss", "later")[0] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
