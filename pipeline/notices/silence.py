@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from lachesis.pipeline.common.process_state import STOPPED_STATES
+from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop
 from lachesis.pipeline.notices.facts import HeardProcess, Moment, ProcessFact, held_up_by
 from lachesis.schemas.notices import Notice
 
@@ -95,8 +95,8 @@ def _why_silent(pid: int, state: str | None, fact: ProcessFact | None, host: str
     if fact is not None and fact.held:
         return f"{fact.held} holds Python itself, so nothing else of its process runs", HELD_CURE
     again = f"`kill -9 {pid}` has it started again" if fact is not None else f"end process {pid} and start it again"
-    if state in STOPPED_STATES:
-        return f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
+    if state is not None and state in STOPPED_STATES:
+        return describe_stop(pid, state)
     if state == "D":
         return f"its process {pid} waits for a disk or a device", "look at the disk, or at the machine's log"
     if state == "":

@@ -9,7 +9,7 @@ from pathlib import Path
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
-from lachesis.pipeline.common.process_state import STOPPED_STATES, process_state
+from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop, process_state
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
@@ -21,6 +21,7 @@ from lachesis.schemas.notices import Notice
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.store import DiskWarning
 from lachesis.services.planned_processes import planned_services
+from lachesis.services.process.process_limits import FILES_CURE, has_all_files_open
 from lachesis.services.run.notices_file import read_notices
 from lachesis.services.run.supervisor_state import STATE_FILE, SupervisorState, read_record
 
@@ -120,14 +121,18 @@ def silent_supervisor(folder: Path) -> list[Notice]:
             )
         ]
     pid = state.process.pid
-    stopped = process_state(pid) in STOPPED_STATES
+    why, mend = "it hangs, or cannot write", f"see its process {pid}, and the disk of {folder}"
+    if (stopped := process_state(pid)) in STOPPED_STATES:
+        why, mend = describe_stop(pid, stopped)
+    elif has_all_files_open(pid):
+        why, mend = f"its process {pid} can open no more files: it has as many open as it may", FILES_CURE
     return [
         Notice(
             key="silent",
             source=SUPERVISOR,
             what="supervisor is silent",
-            why=f"a signal or a debugger stopped its process {pid}" if stopped else "it hangs, or cannot write",
-            mend=f"`kill -CONT {pid}` lets it go on" if stopped else f"see its process {pid}, and the disk of {folder}",
+            why=why,
+            mend=mend,
             held_up=["the restart of services that end"],
             stops=True,
         )

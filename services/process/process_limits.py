@@ -16,7 +16,7 @@ import anyio
 
 from lachesis.pipeline.runtime.service import Service
 
-__all__ = ["ReachedLimit", "reached_limits", "report_limits"]
+__all__ = ["FILES_CURE", "ReachedLimit", "has_all_files_open", "reached_limits", "report_limits"]
 
 _LOOK_S = 2.0
 _MUCH = 0.9
@@ -26,7 +26,7 @@ _FILES = "open files"
 _MEMORY = "memory"
 _THREADS = "threads"
 _TOPICS = (_FILES, _MEMORY, _THREADS)
-_FILES_CURE = (
+FILES_CURE = (
     "raise the limit (`ulimit -n`, LimitNOFILE of a unit; of the machine, fs.file-max) and start it again; if their "
     "number grows, its code leaves files open"
 )
@@ -63,7 +63,7 @@ def reached_limits() -> Iterator[ReachedLimit]:
     """Yield the limits that this process has reached; one that it cannot find out is left out."""
     files = _describe_files()
     if files is not None:
-        yield ReachedLimit(_FILES, files, _FILES_CURE)
+        yield ReachedLimit(_FILES, files, FILES_CURE)
     memory = _find_memory()
     if memory is not None:
         yield memory
@@ -72,6 +72,17 @@ def reached_limits() -> Iterator[ReachedLimit]:
         most = "" if limit == resource.RLIM_INFINITY else f", {limit} by `ulimit -u`"
         text = f"can start no more threads or processes: its user or its container has as many as it may{most}"
         yield ReachedLimit(_THREADS, text, _THREADS_CURE)
+
+
+def has_all_files_open(pid: int) -> bool:
+    """Return whether another process has as many files open as it may; not where that cannot be found out."""
+    try:
+        count = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        limits = Path(f"/proc/{pid}/limits").read_text()
+    except OSError:
+        return False
+    limit = next((line.split()[3] for line in limits.splitlines() if line.startswith("Max open files")), "")
+    return limit.isdecimal() and count >= int(limit)
 
 
 def _describe_files() -> str | None:

@@ -3,10 +3,13 @@
 Heartbeats come from a service's event loop, so silence means that something blocks the loop, or that the process is
 stopped. The bound is far above what may block it in a sound run: a slow inline reward, a collection of garbage, a
 machine that swaps. A process that starts imports packages and loads a model, and has as long as it may take to become
-ready. One that a debugger holds is left alone.
+ready. One that a debugger holds, or its frozen control group,
+is left alone.
 """
 
 from dataclasses import dataclass
+
+from lachesis.pipeline.common.process_state import FROZEN
 
 __all__ = ["SilentProcess", "why_hung"]
 
@@ -27,7 +30,7 @@ def why_hung(one: SilentProcess, silent_s: float, ready_s: float) -> str:
     `silent_s`, `ready_s`: the bounds.
     """
     bound_s, setting = (ready_s, "services.ready_s") if one.starts else (silent_s, "services.silent_s")
-    if one.silent_s <= bound_s or one.state == "t":
+    if one.silent_s <= bound_s or one.state in {"t", FROZEN}:
         return ""
     cause = {
         "T": "a signal had stopped its process",

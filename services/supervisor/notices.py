@@ -16,7 +16,7 @@ import anyio
 from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
-from lachesis.pipeline.common.process_state import STOPPED_STATES, process_state
+from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop, process_state
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.notices.board import NoticeBoard
@@ -143,8 +143,8 @@ class RunNotices:
         pid = self._server_pid()
         state = "" if pid is None else process_state(pid)
         why, mend = (str(bus.stall) if bus.stall is not None else error), "see nats.log in the run's folder"
-        if state in STOPPED_STATES:
-            why, mend = f"a signal or a debugger stopped its process {pid}", f"`kill -CONT {pid}` lets it go on"
+        if pid is not None and state in STOPPED_STATES:
+            why, mend = describe_stop(pid, state)
         elif self._config.nats is not None:
             mend = "see whether that server runs and can be reached"
         if bus.refusal:

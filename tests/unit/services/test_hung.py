@@ -15,6 +15,7 @@ from lachesis.services.supervisor.restarts import ProcessLife
         (SilentProcess(61.0, "T", starts=False), "a signal had stopped its process"),
         (SilentProcess(61.0, "D", starts=False), "it waited for a disk"),
         (SilentProcess(6000.0, "t", starts=False), None),  # a debugger holds it
+        (SilentProcess(6000.0, "F", starts=False), None),  # its container is paused
         (SilentProcess(100.0, "R", starts=True), None),  # it loads a model
         (SilentProcess(131.0, "R", starts=True), "services.ready_s"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.services.process.process_limits import reached_limits
+from lachesis.services.process.process_limits import has_all_files_open, reached_limits
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_process_that_runs_out_of_file_descriptors_says_so(limit: int) -> None
 _LIMITED = """
 import os, resource, sys
 from pathlib import Path
-from lachesis.services.process.process_limits import reached_limits
+from lachesis.services.process.process_limits import has_all_files_open, reached_limits
 assert list(reached_limits()) == []
 if sys.argv[1] == "memory":
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -74,3 +74,15 @@ def test_a_process_at_a_limit_names_that_limit(limited: str, said: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"[('{limited}', "), done.stdout
     assert said in done.stdout
+
+
+@pytest.mark.outside
+def test_that_another_process_can_open_no_more_files_is_seen_from_outside() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        try:
+            assert not has_all_files_open(other.pid)
+            resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (3, 100))
+            assert has_all_files_open(other.pid)
+        finally:
+            other.kill()
+    assert not has_all_files_open(other.pid)
