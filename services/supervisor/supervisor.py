@@ -34,7 +34,6 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
-from lachesis.pipeline.common.machine_memory import out_of_memory_kills
 from lachesis.pipeline.common.outages import EXHAUSTED
 from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
@@ -87,7 +86,7 @@ from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.log_limit import LogLimit, read_tail
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
-from lachesis.services.supervisor.restarts import ProcessLife, Restarts
+from lachesis.services.supervisor.restarts import MemoryKills, ProcessLife, Restarts
 from lachesis.services.supervisor.store_place import watch_place
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
@@ -192,6 +191,7 @@ class Supervisor:
         self._marks = DeferredFile(config.path / MARKS_FILE)
         self._retention = DeferredFile(config.path / RETENTION_FILE)
         self._phase: Phase = "starting"
+        self._memory_kills = MemoryKills()
         self._verifying = anyio.CancelScope()
         self._notices = RunNotices(config, self._process_facts, lambda: self._server_pid)
         self._held = ExitStack()
@@ -391,13 +391,13 @@ class Supervisor:
         while not row.stopping:
             row.restarts += 1
             row.up, row.stage, row.hung = False, None, ""
-            row.started_s, starved = time.monotonic(), out_of_memory_kills()
+            row.started_s = time.monotonic()
             code, noted = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0 and noted):
                 break
-            starved_now = out_of_memory_kills() > starved
+            starved = self._memory_kills.were_just_now(time.monotonic())
             seconds = time.monotonic() - row.started_s
-            life = ProcessLife(code, seconds, row.up, starved_now, row.worked, noted, row.hung)
+            life = ProcessLife(code, seconds, row.up, starved, row.worked, noted, row.hung)
             if (lasting := history.why_last(life)) is not None:
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = noted and code in {
@@ -525,6 +525,7 @@ class Supervisor:
         """Kill each process that is hung, so that it is started again."""
         while True:
             await anyio.sleep(_LOOK_S)
+            self._memory_kills.poll(time.monotonic())
             for row in self.running if self._phase in {"starting", "running"} else ():
                 process = row.process
                 if process is None or process.returncode is not None or row.stopping or row.hung:
