@@ -1,32 +1,32 @@
 """Causes of standstill, injected one by one into a real run: said where, after how long, with which cause.
 
-`PYTHONPATH=tests python tests/integration/standstill.py FOLDER [CAUSE...]` prints the table; `test_standstill.py` runs
-some of them.
+`PYTHONPATH=tests python tests/integration/standstill.py FOLDER [CAUSE...]` prints a line for each (`Outcome`);
+`test_standstill.py` runs some of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
-import os
-import resource
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
 import httpx
 import msgspec
-import psutil
-from integration.disk.conftest import SmallDisk
 from integration.harness import Run
+from integration.odd_server import open_odd_server
 from integration.servers import Supervised
+from integration.standstill_causes import CAUSES, Cause, StandingRun
 
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas.notices import Notice
@@ -34,7 +34,7 @@ from lachesis.services.agent.tools import _status
 from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.notices_file import NOTICES_FILE, SavedNotices
 
-__all__ = ["CAUSES", "Cause", "Outcome", "inject", "open_standing_run", "shown_everywhere"]
+__all__ = ["Outcome", "healthy", "inject", "notices_of", "open_standing_run", "shown_everywhere"]
 
 _SWITCHES = Path(__file__).parent / "standstill_switches.py"
 _CONFIG = """
@@ -77,22 +77,6 @@ bucket_bytes = 4194304
 """
 
 
-class Cause(NamedTuple):
-    """`process` is stopped by SIGSTOP, `opens_none` may open no more files, `grows_none` may have no more memory,
-    `switch` is on, or the run's small disk is full. `words`: of the line that tells of it."""
-
-    name: str
-    words: tuple[str, ...]
-    process: str = ""
-    opens_none: str = ""
-    grows_none: str = ""
-    switch: str = ""
-    fills: bool = False
-    is_brief: bool = False
-    """Whether it ends the run before all commands could be looked at."""
-    within_s: float = 10.0
-
-
 class Outcome(NamedTuple):
     """After how many seconds a cause was said, in the run's folder and by `up`, and withdrawn; None: not at all."""
 
@@ -104,51 +88,29 @@ class Outcome(NamedTuple):
     not_shown_by: list[str]
 
 
-def _without_files(process: str) -> Cause:
-    words = (process, "can open no more files", "ulimit -n")
-    if process == "supervisor":  # which cannot write what holds: what reads its folder alone says that
-        words = (process,)
-    return Cause(f"{process} has no file descriptors", words, opens_none=process)
-
-
-def _without_memory(process: str) -> Cause:
-    words = (process, "can have no more memory", "address space", "ulimit -v")
-    return Cause(f"{process} has no memory", words, grows_none=process)
-
-
-def _frozen(process: str) -> Cause:
-    name = "nats-server does not answer" if process == "nats-server" else f"{process} is silent"
-    return Cause(f"SIGSTOP {process}", (name, "stopped", "kill -CONT"), process=process)
-
-
-CAUSES = (
-    *map(_frozen, ("batcher", "scorer", "governor", "trainer", "inference-policy", "environment-sums", "normalizer",
-                   "teacher", "inference-teacher", "health", "curriculum", "nats-server")),
-    Cause("a rater raises", ("scorer", "has a rating", "KeyError"), switch="rater raises"),
-    Cause("all rewards are equal", ("no group was fit", "zero_variance"), switch="rewards are equal", within_s=60.0),
-    Cause("the environment raises", ("groups in a row failed", "no such column"), switch="task raises", is_brief=True),
-    Cause("the environment's process ends", ("environment-sums ended", "code 1"), switch="process ends", is_brief=True),
-    Cause("a rater hangs", ("scorer", "rater letters"), switch="rater hangs"),
-    Cause("the environment hangs", ("environment-sums is busy in", "task"), switch="task hangs", within_s=12.0),
-    Cause("a rollout hangs in a thread", ("groups under way hang", "see where its rollouts wait"),
-          switch="rollout hangs", within_s=12.0),
-    *map(_without_files, ("supervisor", "environment-sums", "inference-policy")),
-    *map(_without_memory, ("supervisor", "environment-sums", "inference-policy", "scorer")),
-    Cause("the disk is full", ("the disk that holds", "is full", "make room"), fills=True),
-)  # fmt: skip
-
-
-@contextmanager
-def open_standing_run(folder: Path) -> Iterator[Run]:
+@asynccontextmanager
+async def open_standing_run(folder: Path) -> AsyncIterator[StandingRun]:
     """Yield a run that has begun to be started."""
     switches = folder / "switches"
     switches.mkdir(parents=True)
     environ = {"STANDSTILL_SWITCHES": str(switches)}
-    run = Run(folder, 1000, Supervised(folder), environ=environ, sets={"training.steps": 100_000})
+    own, odd = _free_port(), _free_port()
+    sets = {
+        "training.steps": 100_000,
+        "inference.policy.port": own,
+        "inference.policy.advertise": f"http://127.0.0.1:{odd}",
+    }
+    run = Run(folder, 1000, Supervised(folder), environ=environ, sets=sets)
     run.config.write_text(_CONFIG.format(switches=_SWITCHES))
-    with run:
-        run.start()
-        yield run
+    async with open_odd_server(f"http://127.0.0.1:{own}", odd) as server:
+        with run:
+            run.start()
+            yield StandingRun(run, server)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def notices_of(run: Run) -> list[Notice]:
@@ -159,15 +121,18 @@ def notices_of(run: Run) -> list[Notice]:
         return look_at_folder(run.folder.name, run.folder).notices
 
 
-async def inject(run: Run, cause: Cause, gone_within_s: float = 60.0, *, look: bool = False) -> Outcome:
+async def inject(standing: StandingRun, cause: Cause, gone_within_s: float = 60.0, *, look: bool = False) -> Outcome:
     """Bring a cause about, see when it is said, end it, and see when that is withdrawn.
 
     `look`: see whether every command shows it, too.
     """
+    run = standing.run
     logged_before = (run.folder / "up.log").stat().st_size
-    with _brought_about(run, cause):
+    async with cause.brought_about(standing):
         said_s = await _seconds_until(lambda: bool(_lines(run, cause)), cause.within_s + 20)
         line = (_lines(run, cause) or [""])[0]
+        if said_s is None:
+            line = f"SAID INSTEAD: {[notice_line(one) for one in notices_of(run)]}"
         logged_s = await _seconds_until(lambda: _is_logged(run, cause, logged_before), 3.0)
         shown = await anyio.to_thread.run_sync(shown_everywhere, run, cause.words) if look else {}
     withdrawn_s = await _seconds_until(lambda: not _lines(run, cause), gone_within_s)
@@ -191,13 +156,15 @@ def shown_everywhere(run: Run, words: Sequence[str]) -> dict[str, bool]:
         "top": ("top", "--once", "--window", "2"),
         "runs show": ("runs", "show"),
     }
-    found = {}
-    for name, command in commands.items():
-        done = subprocess.run(
+
+    def printed(command: tuple[str, ...]) -> str:
+        return subprocess.run(
             [sys.executable, "-m", "lachesis", *command, *run.arguments],
-            capture_output=True, text=True, env=run.environ, timeout=120, check=False,
-        )  # fmt: skip
-        found[name] = done.stdout
+            capture_output=True, text=True, env=run.environ, timeout=240, check=False,
+        ).stdout  # fmt: skip
+
+    with ThreadPoolExecutor(len(commands)) as threads:
+        found = dict(zip(commands, threads.map(printed, commands.values()), strict=True))
     found["rl_check_status"] = "\n".join(_status(look_at_folder(run.folder.name, run.folder))["notices"])
     found["page"] = _page(run)
     return {name: all(word in " ".join(text.split()) for word in words) for name, text in found.items()}
@@ -229,36 +196,6 @@ def _page(run: Run) -> str:
         process.communicate()  # which closes the pipes
 
 
-@contextmanager
-def _brought_about(run: Run, cause: Cause) -> Iterator[None]:
-    switch = run.folder / "switches" / cause.switch
-    pid = run.pids().get(cause.process or cause.opens_none or cause.grows_none)
-    kind = resource.RLIMIT_AS if cause.grows_none else resource.RLIMIT_NOFILE
-    before = (0, 0) if pid is None else resource.prlimit(pid, kind)
-    if pid is not None:
-        if cause.process:
-            os.kill(pid, signal.SIGSTOP)
-        else:
-            limit = psutil.Process(pid).memory_info().vms if cause.grows_none else 8
-            resource.prlimit(pid, kind, (limit, before[1]))
-    elif cause.fills:
-        SmallDisk(run.folder).fill()
-    else:
-        assert cause.switch, f"{cause} names a process that does not run"
-        switch.touch()
-    try:
-        yield
-    finally:
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-                resource.prlimit(pid, kind, before)
-        elif cause.fills:
-            SmallDisk(run.folder).free()
-        else:
-            switch.unlink()
-
-
 def _lines(run: Run, cause: Cause) -> list[str]:
     lines = [f"{one.source}: {notice_line(one)}" for one in notices_of(run)]
     return [line for line in lines if all(word in line for word in cause.words)]
@@ -278,20 +215,33 @@ async def _seconds_until(condition: Callable[[], bool], most_s: float) -> float 
     return None
 
 
-async def _campaign(folder: Path, causes: Sequence[Cause]) -> None:
-    with open_standing_run(folder) as run:
+async def _campaign(folder: Path, causes: Sequence[Cause], look_every: int) -> None:
+    async with open_standing_run(folder) as standing:
+        run = standing.run
         await run.wait_for_step(3)
-        for cause in causes:
+        for number, cause in enumerate(causes):
+            if run.process is None or run.process.poll() is not None:
+                sys.exit(f"the run ended before {cause.name}:\n{run.tail()}")
             try:
                 await healthy(run)
             except (TimeoutError, AssertionError) as error:
                 print(f"not healthy before {cause.name}: {[notice_line(one) for one in notices_of(run)]} {error}"[:500])
-            print(json.dumps(await inject(run, cause, look=not cause.is_brief)), flush=True)
+            look = number % look_every == 0 and not cause.is_brief
+            print(json.dumps(await inject(standing, cause, look=look)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="the run's folder: a small disk, or some causes are left out")
+    parser.add_argument("cause", nargs="*", help="part of the name of a cause; default: all")
+    parser.add_argument("--look-every", type=int, default=1, help="see whether all commands show every Nth cause")
+    arguments = parser.parse_args()
+    chosen = [one for one in CAUSES if not arguments.cause or any(name in one.name for name in arguments.cause)]
+    if not arguments.folder.is_mount():
+        print("left out, since the folder is no small disk of its own:", [one.name for one in chosen if one.needs_disk])
+        chosen = [one for one in chosen if not one.needs_disk]
+    anyio.run(_campaign, arguments.folder, chosen, arguments.look_every)
 
 
 if __name__ == "__main__":
-    chosen = [one for one in CAUSES if not sys.argv[2:] or any(name in one.name for name in sys.argv[2:])]
-    if not Path(sys.argv[1]).is_mount():
-        print("left out, since the folder is no small disk of its own:", [one.name for one in chosen if one.fills])
-        chosen = [one for one in chosen if not one.fills]
-    anyio.run(_campaign, Path(sys.argv[1]), chosen)
+    main()

@@ -1,6 +1,9 @@
 """An environment and a rater that misbehave while a file of that name lies in the folder `STANDSTILL_SWITCHES`."""
 
+import ctypes
+import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -33,9 +36,12 @@ class Switched(Environment):
             os._exit(1)
         wait_while_on("task hangs")
         a, b = divmod(index, 100)
-        return Task(item=f"{a}+{b}", prompt=f"What is {a}+{b}?", task={"answer": str(a + b)})
+        prompt = f"What is {a}+{b}?" * (100 if is_on("prompts are long") else 1)
+        return Task(item=f"{a}+{b}", prompt=prompt, task={"answer": str(a + b)})
 
     async def rollout(self, task: Task, session: Session) -> None:
+        if is_on("rollout exits"):
+            sys.exit(8)
         if is_on("rollout hangs"):
             await anyio.to_thread.run_sync(wait_while_on, "rollout hangs")
         await super().rollout(task, session)
@@ -49,7 +55,13 @@ def letters(sample: Sample) -> float:
     """Return the share of letters among the characters, unless a switch is on."""
     if is_on("rater raises"):
         raise KeyError("answer")
+    if is_on("rater exits"):
+        os._exit(3)
+    if is_on("rater is nan"):
+        return math.nan
     wait_while_on("rater hangs")
+    if is_on("rater holds Python"):
+        ctypes.PyDLL(None).usleep(900_000 * 15)
     if is_on("rewards are equal"):
         return 0.5
     text = sample.completion

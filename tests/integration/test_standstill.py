@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 from integration.harness import until
-from integration.standstill import CAUSES, inject, notices_of, open_standing_run, shown_everywhere
+from integration.standstill import inject, notices_of, open_standing_run, shown_everywhere
+from integration.standstill_causes import CAUSES
 
 from lachesis.services.observe.runs import look_at_folder
 
@@ -22,7 +23,8 @@ async def test_what_stops_a_run_is_said_by_every_command_and_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with open_standing_run(tmp_path / "run") as run:
+    async with open_standing_run(tmp_path / "run") as standing:
+        run = standing.run
         await run.wait_for_step(2)
         frozen = BY_NAME["SIGSTOP batcher"]
         os.kill(run.pids()["batcher"], signal.SIGSTOP)
@@ -39,7 +41,7 @@ async def test_what_stops_a_run_is_said_by_every_command_and_withdrawn(
             "environment-sums has no file descriptors",
             "environment-sums has no memory",
         ):
-            outcome = await inject(run, BY_NAME[name])
+            outcome = await inject(standing, BY_NAME[name])
             assert outcome.said_s is not None, (name, run.tail())
             assert outcome.logged_s is not None, (name, run.tail())
             assert outcome.withdrawn_s is not None, (name, run.tail())
