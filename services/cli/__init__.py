@@ -40,6 +40,10 @@ def main() -> None:
     except FileNotFoundError:
         print("lachesis: the current folder was deleted; change to one that is there: cd", file=sys.stderr)
         sys.exit(2)
+    if sys.flags.optimize > 1:
+        print("lachesis: PYTHONOPTIMIZE=2 (-OO) removes the docstrings that transformers reads when it is imported: "
+              "set it to 1, or leave it out", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     _add_current_folder()
     with guard_own_code() if runs_own_code(sys.argv[1:]) else nullcontext():
         _run_command()

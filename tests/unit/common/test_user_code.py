@@ -218,6 +218,15 @@ def test_files_of_the_current_folder_that_are_called_as_packages_are_not_importe
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.outside
+def test_an_interpreter_without_docstrings_is_refused_before_anything_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-OO", "-m", "lachesis", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PYTHONOPTIMIZE=2 (-OO) removes the docstrings that transformers reads" in done.stderr
+
+
 GYM_FROM_THREADS = """
 import sys, threading
 sys.modules["pycosat"] = None  # what Python itself puts there to refuse an import

@@ -114,7 +114,7 @@ async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, t
     assert session.notes["agent"]["left"] == 1
     with anyio.fail_after(60):
         while any(is_running(int(pid)) for pid in left.read_text().split()):
-            await anyio.sleep(0.01)  # noqa: ASYNC110 - nothing tells that a process of somebody else's has ended
+            await anyio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
