@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from slow_files import pytest_ignore_collect, pytest_itemcollected
+from slow_files import HIDDEN, pytest_ignore_collect, pytest_itemcollected
 
 SLOW = "import pytest\n@pytest.mark.slow\ndef test_it() -> None: ...\n"
 OVER_A_CLUSTER = "async def test_it(bus: Bus) -> None: ...\n"
@@ -28,13 +28,17 @@ def test_a_file_without_slow_tests_is_passed_over_where_only_those_are_wanted(
     assert pytest_ignore_collect(file, config(marks)) is ignored
 
 
-@pytest.mark.parametrize("text", [SLOW, OVER_A_CLUSTER, FAST])
-def test_a_slow_test_that_would_be_passed_over_is_refused(tmp_path: Path, text: str) -> None:
+def test_no_slow_test_is_in_a_file_that_would_be_passed_over(request: pytest.FixtureRequest) -> None:
+    assert request.config.stash.get(HIDDEN, []) == [], "write mark.slow in these files"
+
+
+@pytest.mark.parametrize(("text", "hidden"), [(SLOW, []), (OVER_A_CLUSTER, []), (FAST, ["test_two.py::test_it"])])
+def test_a_slow_test_that_would_be_passed_over_is_noted(tmp_path: Path, text: str, hidden: list[str]) -> None:
     file = tmp_path / "test_two.py"
     file.write_text(text)
-    item: Any = SimpleNamespace(nodeid="test_two.py::test_it", path=file, get_closest_marker=lambda name: name)
-    if text == FAST:
-        with pytest.raises(pytest.UsageError, match=r"test_two\.py::test_it is slow"):
-            pytest_itemcollected(item)
-    else:
-        pytest_itemcollected(item)
+    config: Any = SimpleNamespace(stash=pytest.Stash())
+    item: Any = SimpleNamespace(
+        nodeid="test_two.py::test_it", path=file, config=config, get_closest_marker=lambda name: name
+    )
+    pytest_itemcollected(item)
+    assert config.stash.get(HIDDEN, []) == hidden
