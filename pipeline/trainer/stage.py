@@ -46,6 +46,7 @@ from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.distance_by_env import env_figures
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
+from lachesis.pipeline.trainer.large_steps import LargeSteps
 from lachesis.pipeline.trainer.last_evaluation import last_evaluation
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.memory import told_as_out_of_memory
@@ -83,10 +84,6 @@ log = logging.getLogger("lachesis")
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
 _MODEL_ADVICE = "a smaller model, training.lora = {}, or a device with more memory; see `lachesis plan`"
-_URGENT_LARGE_STEPS = 2
-"""Steps that are too large and make a checkpoint each: the health checks inform of the first and warn of the second."""
-_FINE_STEPS = 8
-"""Steps in a row within the bound after which the next ones beyond it are the first again."""
 _LARGE_STEP_SHOWN_S = 60.0
 _SLOW_STEPS = 20
 _MAX_SLOW_REPORTED = 5
@@ -213,10 +210,8 @@ class _Trainer:
         self.feed = feed
         self.lineage = os.urandom(3).hex()
         self.unreported = UnreportedSteps(learner.steps)
-        self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.memory: str | None = None  # what was said of how steps are divided to fit into memory
-        self.large_steps_reported = 0  # checkpoints since the last good stretch whose last step was too large
-        self.fine_steps = 0  # steps in a row that were not
+        self.large_steps = LargeSteps()
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -367,7 +362,7 @@ class _Trainer:
     def _has_urgent_large_step(self) -> bool:
         """Whether the last step was too large but was taken, and is one of the first that a report has to name."""
         taken = self.settings.training.learner.on_large_step == "warn"
-        return taken and self.large_step is not None and self.large_steps_reported < _URGENT_LARGE_STEPS
+        return taken and self.large_steps.urgent
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:
         """Warn of the first of several steps that were too large, and raise a notice of each.
@@ -376,15 +371,10 @@ class _Trainer:
         """
         note = metrics.large_step
         if note is not None:
-            if self.large_step is None:
+            if not self.large_steps.large:
                 log.warning("step %d: %s", metrics.step, note)
             self.service.set_problem("step", f"step {metrics.step}: {note}", for_s=_LARGE_STEP_SHOWN_S)
-            self.fine_steps = 0
-        else:
-            self.fine_steps += 1
-            if self.fine_steps >= _FINE_STEPS:
-                self.large_steps_reported = 0
-        self.large_step = note
+        self.large_steps.record(large=note is not None)
 
     def _tell_memory(self, metrics: StepMetrics) -> None:
         """Warn when a step is divided more than the settings say, and record it, so that it can be repeated."""
@@ -431,7 +421,7 @@ class _Trainer:
             content = await anyio.to_thread.run_sync(CheckpointContent.of, self.policy, self.learner, memory)
         self.learner.gathered = None
         steps = self.unreported.hand_over(content.step)
-        self.large_steps_reported += self.large_step is not None
+        self.large_steps.mark_reported()
         await self.checkpoints.start(partial(self._save, content, steps, self.feed.position, self.newest))
 
     async def _save(

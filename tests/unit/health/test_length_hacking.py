@@ -64,7 +64,7 @@ def test_they_quarantine_where_answers_grow():
 
 
 @pytest.mark.parametrize(
-    ("first", "growth", "severity"), [(0.0, 0.2, "warn"), (0.6, 0.2, "inform"), (0.0, 0.0, "inform")]
+    ("first", "growth", "severity"), [(0.0, 0.2, "warn"), (0.6, 0.2, "inform"), (0.0, -0.1, "inform")]
 )
 def test_they_warn_where_they_come_to_score_more_and_answers_grow(first, growth, severity):
     rng, check = np.random.default_rng(0), LengthHacking()

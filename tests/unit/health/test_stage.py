@@ -263,7 +263,9 @@ async def test_a_request_is_applied_once(lab, groups):
     assert [event.source for event in await alerts(lab)].count("resume") == 1
 
 
-async def test_a_bonus_that_nobody_earns_is_a_problem_until_somebody_does(lab, groups):
+async def test_a_warning_is_a_problem_until_the_check_finds_it_over(lab, groups):
+    """Here of a bonus that no sample earns, until one does."""
+
     def scored(had):
         markers = {"####": [had] * 8}
         return groups.score(
@@ -282,7 +284,9 @@ async def test_a_bonus_that_nobody_earns_is_a_problem_until_somebody_does(lab, g
             problems = service.vitals.report().problems
             assert len(problems) == (0 if had else 1)
             if problems:
-                assert problems[0].startswith("environment sums: no sample of the last 128 groups has ####")
+                assert problems[0].startswith(
+                    "environment sums: unpaid_bonuses: no sample of the last 128 groups has ####"
+                )
 
 
 async def test_what_cannot_be_read_is_passed_over(lab, groups):

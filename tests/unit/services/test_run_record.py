@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.notices.changes import PastNotice
+from lachesis.schemas.notices import Notice
 from lachesis.services.observe import run_record
 from lachesis.services.observe.run_record import RunSummaryWriter
 
@@ -50,6 +52,27 @@ def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkey
     assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
     assert (tmp_path / "plots" / "reward.png").is_file()
     assert "failed" in next(iter(one.conclude([], [], {}, "no server")))
+
+
+def test_an_end_names_what_the_model_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large steps and health warnings, also those that are over; of other troubles those that hold to the end."""
+
+    def past(source: str, key: str, what: str, until_ns: int | None) -> PastNotice:
+        return PastNotice(notice=Notice(key=key, source=source, what=what), until_ns=until_ns)
+
+    notices = [
+        past("trainer", "step", "step 1: KL .18", 5),
+        past("trainer", "step", "step 2: KL .15", 7),
+        past("health", "sums collapse", "environment sums: collapse", None),
+        past("health", "sums truncated", "environment sums: truncated", 8),
+        past("scorer", "waits", "scorer is waiting", 9),
+    ]
+    said = list(record(tmp_path, 100, monkeypatch).conclude([], [], {}, None, notices))
+    assert [line for line in said if line.startswith(("in the end", "during"))] == [
+        "in the end: health: environment sums: collapse",
+        "during the run: trainer: step 2: KL .15",
+        "during the run: health: environment sums: truncated",
+    ]
 
 
 def test_an_end_does_not_wait_for_room_and_leaves_no_summary_of_an_earlier_one(

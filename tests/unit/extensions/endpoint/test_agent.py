@@ -113,7 +113,7 @@ async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, t
     (session,) = draft.sessions
     assert session.notes["agent"]["left"] == 1
     with anyio.fail_after(60):
-        while any(is_running(int(pid)) for pid in left.read_text().split()):
+        while any(is_running(int(pid)) for pid in left.read_text().split()):  # noqa: ASYNC110 - of its end nobody says
             await anyio.sleep(0.01)
 
 
