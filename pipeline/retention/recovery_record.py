@@ -14,6 +14,7 @@ import msgspec
 
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.runtime.retention_record import read_copy
+from lachesis.schemas import keys
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
@@ -29,12 +30,16 @@ __all__ = [
     "StreamLoss",
     "add_to_record",
     "complete_record",
+    "describe_unnoted",
 ]
 
 log = logging.getLogger("lachesis")
 
 RECOVERIES: Final = "recoveries"
 """Folder, inside a run's, of completed recoveries: what each did, and what it replaced."""
+
+
+_MAX_NAMED: Final = 4
 
 
 class StreamLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +132,36 @@ def complete_record(stored: Retention | None, run: str, folder: Path) -> Retenti
     for plan in _earlier_recoveries(folder, run):
         record = add_to_record(record, plan)
     return record
+
+
+def describe_unnoted(record: Retention, folder: Path) -> str | None:
+    """Return what a record lists as lost or left out and no recovery in the folder noted.
+
+    None: all was noted. Only a recovery writes these lists. One that somebody else wrote hides losses, or what a
+    service wrote.
+    """
+    noted = Retention(run=record.run)
+    for plan in _earlier_recoveries(folder, record.run):
+        noted = add_to_record(noted, plan)
+    noted = noted.replace(trimmed={}, orphans={})
+    ranges = [
+        (first, last, stream, "lost")
+        for stream, lost in sorted(record.lost.items())
+        for one in lost
+        for first, last in noted.unexplained(stream, one.first, one.last)
+    ] + [
+        (seq, seq, stream, "passed over")
+        for stream, seqs in sorted(record.left_out.items())
+        for seq in sorted({*seqs} - {*noted.left_out.get(stream, ())})
+    ]
+    if not ranges:
+        return None
+    named = [f"{first} to {last} of {stream} ({what})" for first, last, stream, what in ranges[:_MAX_NAMED]]
+    more = f" and {len(ranges) - _MAX_NAMED} more" if len(ranges) > _MAX_NAMED else ""
+    return (
+        f"the key {keys.RETENTION!r} lists what no recovery in {folder / RECOVERIES} noted: sequences "
+        f"{', '.join(named)}{more}. It hides what else would be missed there"
+    )
 
 
 def _earlier_recoveries(folder: Path, run: str) -> Iterator[RecoveryPlan]:

@@ -10,6 +10,8 @@ from lachesis.pipeline.errors import InfrastructureError, LedgerError, NotFoundE
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.retention.recovery_plan import make_plan
+from lachesis.pipeline.retention.recovery_record import describe_unnoted
+from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
@@ -66,6 +68,7 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
                 f"where steps were trained, `lachesis up` refuses it; lachesis runs recover {config.run} takes it over",
             )
         plan = await make_plan(bus, recovery_settings(config), "doctor", await find_unusable(bus, config))
+        record = await read_record(bus, config.run)
     except NotFoundError:
         return  # streams are missing, which is said elsewhere
     except (InfrastructureError, DataError, LedgerError) as error:
@@ -76,3 +79,10 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
         mend = f"lachesis runs recover {config.run}, or restore store and folder from a backup of one moment"
         for problem in plan.problems if plan is not None else []:
             yield fail(check, problem, mend)
+        if config.path.is_dir() and (unnoted := describe_unnoted(record, config.path)) is not None:
+            yield warn(
+                check,
+                unnoted,
+                "if the run was recovered with another folder, put that one's files of recoveries there; else somebody "
+                "has the governor's or the operator's key: make new ones, and restore a backup",
+            )

@@ -1,6 +1,7 @@
 """The audit: from the streams alone, was any rollout lost, or given two outcomes, or trained twice?"""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lachesis.pipeline.bus.api import Bus
@@ -8,6 +9,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.schemas import subjects
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
 
@@ -55,7 +57,8 @@ async def audit(bus: Bus, run: str, trainer: str = "main") -> Audit:
     async with bus.read(subjects.ROLLOUTS, [subjects.rollout(run)], headers_only=True, follow=False) as rollouts:
         async for message in rollouts:
             stored += 1
-            groups.add(Plan.unpack(message.headers.get(PLAN_HEADER)).group)
+            with suppress(SchemaError):  # an attacker's: it has its outcome as any other
+                groups.add(Plan.unpack(message.headers.get(PLAN_HEADER)).group)
             if message.seq <= watermark and outcomes[message.seq] != 1:
                 violations.append(
                     f"rollout {message.seq} lies below the watermark and has {outcomes[message.seq]} outcomes"

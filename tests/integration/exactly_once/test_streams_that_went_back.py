@@ -39,7 +39,9 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.schemas.retention import LostRange, Retention
 from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.services.preflight.ledger import check_fit
 from lachesis.services.run.unusable_keys import find_unusable_keys
 from lachesis.services.stage_settings import ledger_settings, recovery_settings
 
@@ -299,6 +301,25 @@ async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_an
             assert not plan.losses
             expected = {ROLLOUTS: 5} | ({EVENTS: (await bus.usage(EVENTS)).last + 1} if EVENTS in trimmed else {})
             assert (await read_record(bus, RUN)).trimmed == expected
+
+
+async def test_what_the_record_calls_lost_and_no_recovery_noted_is_named(copies, tmp_path):
+    """The governor's key could write it, to hide what it deletes; a recovery leaves its record in the folder."""
+    config = config_of(copies)
+
+    async def warned(bus: NatsBus) -> list[str]:
+        return [one.text for one in [one async for one in check_fit(bus, config)] if one.level == "WARN"]
+
+    async with serving(replaced(copies, tmp_path / "lost", ROLLOUTS)) as bus:
+        await recover(bus, config, "real")
+        assert (await read_record(bus, RUN)).lost
+        assert await warned(bus) == []
+        forged = {ROLLOUTS: [LostRange(2, 9)], EVENTS: [LostRange(3, 3)]}
+        await update_record(
+            bus, RUN, lambda old: old.with_lists_of(Retention(run=RUN, lost=forged, left_out={LEDGER: [2]}))
+        )
+        (text,) = await warned(bus)
+    assert "3 to 3 of EVENTS (lost), 2 to 6 of ROLLOUTS (lost), 2 to 2 of LEDGER (passed over)" in text
 
 
 async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:

@@ -205,7 +205,8 @@ async def main(identities: list[str], folder: Path) -> None:
     table = access_of(scope)
     async with Secured(folder / "server", RUN, tls=False) as server:
         run = Run(folder / "run", STEPS, server)
-        run.config.write_text(run.config.read_text() + '[environments.far]\nkind = "gateway"\n[gateway]\nport = 0\n')
+        more = '[environments.far]\nkind = "gateway"\n[gateway]\nport = 0\n[services]\nready_s = 600\n'
+        run.config.write_text(run.config.read_text() + more)
         run.start()
         campaign = Campaign(run, server)
         with run:

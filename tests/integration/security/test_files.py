@@ -193,7 +193,7 @@ def figures(world: World) -> None:
     recent_figures(world.run)
     step_times(world.run, 1)
     training_rewards(world.run, 0, 9)
-    tracking = Tracking(RunConfig(folder=str(world.run)), outboxes=[])
+    tracking = Tracking(RunConfig(folder=str(world.run)).path, 0, outboxes=[])
     run_apart(lambda: tracking.resume(1))
     run_apart(lambda: tracking.add_figures({"x": 1.0}))
 
