@@ -68,7 +68,7 @@ class AnswerColumn:
         """Return the reference: a text, or several of which any is right."""
         if not isinstance(value, list):
             return self._one(value, where)
-        known = [self._one(one, where) for one in value if not is_missing(one) and str(one).strip()]
+        known = [self._one(one, where) for one in value if not is_missing(one)]
         if not known:
             raise ConfigError(f"{where}: its answer is {value!r:.60} (list), an empty list. Mend it: drop the row")
         return known[0] if len(set(known)) == 1 else list(dict.fromkeys(known))

@@ -202,7 +202,6 @@ def test_prompts_with_the_marks_of_a_chat_template_are_named(tmp_path: Path, pro
     [
         ("<think>9 + 9, so 18?</think>\n18", {}, "18"),
         ("18\u200b", {}, "18"),
-        (["18", "", None, " "], {}, "18"),
         ("True", {"answer_words": {"true": "yes", "false": "no"}}, "yes"),
         ("FALSE", {"answer_words": {"true": "yes", "false": "no"}}, "no"),
         ("Yes", {"answer_words": {"Yes": "1", "yes": "2"}}, "1"),
