@@ -180,7 +180,7 @@ async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Pat
         assert (code, "For a run that has ended, give --unleased" in err) == (2, True)
         bad = (world.folder / "run.toml").read_text().replace("64", "8")
         (world.folder / "run.toml").write_text(bad)
-        assert "sequences: 16, but a batch has 8" in await world.refusal("import", tmp_path / "out.jsonl", "--unleased")
+        assert "samples: 16, but a batch has 8" in await world.refusal("import", tmp_path / "out.jsonl", "--unleased")
         (world.folder / "run.toml").write_text(CONFIG.replace("sums", "other"))
         assert "the run has no environment 'sums'" in await world.refusal(
             "import", tmp_path / "out.jsonl", "--unleased"

@@ -235,27 +235,31 @@ async def test_garbage_that_names_garbage_as_the_entry_before_hides_no_ledger(bu
     assert (after.entry, after.entry_seq) == (before.entry, before.entry_seq)
 
 
-async def open_feed(bus: NatsBus, config: RunConfig) -> None:
+async def read_term(bus: NatsBus) -> None:
+    await check_term(bus, RUN, "live")
+
+
+async def open_feed(bus: NatsBus) -> None:
     await BatchFeed.open(bus, RUN, "main", term="t")
 
 
 @pytest.mark.parametrize(
     ("subject", "read", "who"),
     [
-        (subjects.state(RUN, "governor", "live", "0"), check_term, "the governor"),
+        (subjects.state(RUN, "governor", "live", "0"), read_term, "the governor"),
         (subjects.state(RUN, "trainer", "live", "main"), open_feed, "the trainer"),
     ],
 )
 async def test_a_newer_term_or_report_is_passed_over_once_it_is_noted(
-    bus: NatsBus, config: RunConfig, subject: str, read: Callable[[NatsBus, RunConfig], Awaitable[None]], who: str
+    bus: NatsBus, config: RunConfig, subject: str, read: Callable[[NatsBus], Awaitable[None]], who: str
 ) -> None:
     await bus.publish(subject, NEWER, msg_id="forged")
     with pytest.raises(DataError, match="lachesis runs recover"):
-        await read(bus, config)
+        await read(bus)
     plan = await recover(bus, config)
     assert plan.left_out == {LEDGER: [1]}
     assert f"{who} cannot use its own messages" in plan.problems[0]
-    await read(bus, config)
+    await read(bus)
 
 
 @pytest.mark.parametrize("place", ["LEDGER", "key"])

@@ -108,9 +108,7 @@ async def test_a_reference_that_no_rater_can_read_is_named_before_anything_is_ge
         assert "of environment e: its answer is {'a': '17'} (dict)" in finding.text
 
 
-@pytest.mark.parametrize(
-    "value", [value for value in REFUSED if not isinstance(value, bytes | float) and value != ["17", ""]], ids=repr
-)
+@pytest.mark.parametrize("value", [value for value in REFUSED if not isinstance(value, bytes | float)], ids=repr)
 def test_the_environment_of_data_sets_refuses_the_same(tmp_path: Path, value: Any) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(msgspec.json.encode([{"prompt": "q", "answer": value}]))
