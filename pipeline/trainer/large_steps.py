@@ -1,4 +1,4 @@
-"""Decides which steps that are too large make a checkpoint, so that the health checks learn of them at once. Pure."""
+"""Decides which steps that are too large make a checkpoint, so that health learns of them at once. Pure."""
 
 __all__ = ["LargeSteps"]
 
@@ -18,7 +18,7 @@ class LargeSteps:
 
     @property
     def urgent(self) -> bool:
-        """Whether the last step is one of the first two that are too large, none of which waits to be reported."""
+        """Whether the last step is one of the first two that are too large, which do not wait to be reported."""
         return self.large and self._reported < _URGENT
 
     def record(self, *, large: bool) -> None:

@@ -1,4 +1,4 @@
-"""Checks for missing ratings: a rater that is unavailable, one that fails now and then, one that answers make fail."""
+"""Checks for missing ratings: of a rater that is away, that fails now and then, or that answers make fail."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Difference(msgspec.Struct, array_like=True):
         return self.mean / max(math.sqrt(spread), 1e-9)
 
 
-class _Lost(msgspec.Struct):
+class _Gap(msgspec.Struct):
     """What a window lacks of a rater: the share of its ratings, and by how much the score and the other raters' ratings
     of those samples differ from those of the other samples in the group."""
 
@@ -97,13 +97,13 @@ class MissingRatingsCheck(Check):
 
     def __init__(self) -> None:
         self._runs: dict[str, _OutageRun] = {}
-        self._recent: deque[dict[str, _Lost]] = deque(maxlen=_TREND_WINDOWS)  # by rater, where something is missing
+        self._recent: deque[dict[str, _Gap]] = deque(maxlen=_TREND_WINDOWS)  # by rater, where something is missing
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         outages = self._outages(window)
         taken = {index for _, indexes in outages.values() for index in indexes}
         total, missing, examples = 0, dict[str, list[int]](), dict[str, list[str]]()
-        lost: dict[str, _Lost] = {}
+        lost: dict[str, _Gap] = {}
         for index, score in enumerate(window.scores):
             total += len(score.scores)
             columns = {name: _missing(column) for name, column in score.statuses.items()}
@@ -115,7 +115,7 @@ class MissingRatingsCheck(Check):
                 missing.setdefault(name, []).append(sum(flags))
                 if any(flags):
                     examples.setdefault(name, []).append(score.group)
-                    _compare(score, name, flags, lost.setdefault(name, _Lost(0.0, _Difference(), _Difference())))
+                    _compare(score, name, flags, lost.setdefault(name, _Gap(0.0, _Difference(), _Difference())))
         if not total:
             return CheckResult("idle", reason="no scores")
         shares = {name: sum(counts) / total for name, counts in missing.items()}
@@ -194,10 +194,10 @@ class MissingRatingsCheck(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
-        self._recent.extend(shaped("health state", list[dict[str, _Lost]], state.get("recent", [])))
+        self._recent.extend(shaped("health state", list[dict[str, _Gap]], state.get("recent", [])))
 
 
-def _compare(score: GroupScore, name: str, flags: Sequence[bool], lost: _Lost) -> None:
+def _compare(score: GroupScore, name: str, flags: Sequence[bool], lost: _Gap) -> None:
     """Take in by how much score and other ratings of the samples without a rating of `name` differ from the rest."""
     if name == _SCORE:
         return
@@ -234,6 +234,5 @@ def _describe_run(name: str, run: _OutageRun, outages: int) -> str:
     more = f"; and {outages - 1} more raters" if outages > 1 else ""
     return (
         f"rater {name} is unavailable or broken; the environment is not the cause: {run.text[:200]}; it rated nothing "
-        "in "
-        f"{run.groups} groups in a row {since}, from {run.first} on{more}"
+        f"in {run.groups} groups in a row {since}, from {run.first} on{more}"
     )
