@@ -1,4 +1,4 @@
-"""Decides which steps that are too large make a checkpoint, so that health learns of them at once. Pure."""
+"""Decides which steps that are too large make a checkpoint, so health learns of them at once. Pure."""
 
 __all__ = ["LargeSteps"]
 

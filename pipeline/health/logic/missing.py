@@ -1,4 +1,4 @@
-"""Checks for missing ratings: of a rater that is away, that fails now and then, or that answers make fail."""
+"""Checks for missing ratings: of a rater that is away, fails now and then, or fails by the answers."""
 
 from __future__ import annotations
 
