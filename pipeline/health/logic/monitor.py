@@ -28,11 +28,10 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
-from lachesis.pipeline.health.logic.gains import UnconfirmedGain
+from lachesis.pipeline.health.logic.gains import OutlyingGroups, RaterSaturation, UnconfirmedGain
 from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
-from lachesis.pipeline.health.logic.outliers import OutlyingGroups, RaterSaturation
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
@@ -288,7 +287,7 @@ class EnvMonitor:
     def _result(self, name: str, finding: CheckResult) -> Alert:
         severity = finding.severity
         if severity == "halt" and name not in self._config.halts:
-            severity = finding.unhalted
+            severity = "warn"
         warned, quarantined = self._streaks.get(name, (0, 0))
         if severity != "idle":  # a window without anything to judge by neither clears nor confirms
             warned = warned + 1 if _at_least(severity, "warn") else 0

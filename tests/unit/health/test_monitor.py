@@ -53,8 +53,8 @@ def test_a_healthy_window_between_ends_the_count(groups, monitor):
 def test_drift_never_grows(groups, monitor):
     """A policy that learns fast moves its rewards window after window."""
     found = groups.windows(monitor, 12, lambda i: groups.score(level=0.1 + i / 64 * 0.07))
-    assert sum(results["reward_drift"].severity == "inform" for results in found) >= 3
-    assert {results["reward_drift"].windows for results in found} == {0}
+    assert sum(results["reward_drift"].severity == "warn" for results in found) >= 3
+    assert max(results["reward_drift"].windows for results in found) >= 3
     assert monitor.standing.quarantined_from is None
 
 
