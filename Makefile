@@ -84,10 +84,9 @@ gpu: $(VENV)/.smollm2 $(VENV)/.dev
 gpu-small: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m gpu.run --cpu weights numerics ranks inference pipeline learner resume
 
-# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it; two files at once, for a server
-# computes on one core.
+# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(VLLM_TESTS) $(ARGS)
+	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it; the longest first.
 # CI leaves out test_a_stock_environment_samples_the_policy_and_is_trained_on (four steps; with a key; with vLLM).
