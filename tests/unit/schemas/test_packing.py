@@ -24,7 +24,7 @@ from lachesis.schemas.rollout import Message, PackedGroup, RolloutGroup, Sequenc
 CORPORA = {
     "the Python reference": "\n".join(topics[name] for name in sorted(topics)),
     "package descriptions": "\n".join(
-        sorted({str(found.metadata.get_payload()) for found in distributions() if found.metadata})
+        sorted({(found.read_text("METADATA") or "").partition("\n\n")[2] for found in distributions()})
     ),
 }
 """English prose, some of it code: about what a model writes. It must not repeat itself more than a model would."""
