@@ -51,8 +51,8 @@ def main() -> None:
 
 def _add_current_folder() -> None:
     folder = Path.cwd()
-    if sys.path[:1] in ([""], [str(folder)]) and not sys.flags.safe_path:
-        del sys.path[0]  # of `python -m`
+    if sys.path[:1] == [""] and not sys.flags.safe_path:
+        del sys.path[0]  # of `python -c`; that of `python -m` is gone by now, and one of PYTHONPATH stays
     if is_trusted(folder):
         sys.path.append("")  # after all others, else a datasets.py of somebody's would be imported for the package
     elif (text := describe_foreign_modules(folder)) is not None:
