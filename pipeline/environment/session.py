@@ -256,18 +256,14 @@ class Session(SequenceDraft):
     def restore(self, end: SessionEnd, paths: Sequence[Sequence[SessionCall]]) -> None:
         """Become what the session was when it ended, by the calls of each sequence; nothing runs again."""
         trained = trained_calls([[call.index for call in path] for path in paths])
-        for path, own in zip(paths[:-1], trained[:-1], strict=True):
-            one = SequenceDraft()
+        self.further = [SequenceDraft() for _ in paths[1:]]
+        for one, path, own in zip(self.sequences, paths, trained, strict=True):
             for call in path:
                 prompt, turn = recorded_turn(call, one.routed_experts)
                 one.put(prompt)
                 one.append(turn, trained=call.index in own)
-            self.further.append(one)
-        for call in paths[-1]:
-            prompt, turn = recorded_turn(call, self.routed_experts)
-            self.put(prompt)
-            self.append(turn)
-            self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
+                if one is self:
+                    self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
         self.replies[-1] = msgspec.structs.replace(self.replies[-1], thought_calls=end.thought_calls)
         self.messages = list(end.messages)
         self.finish_reason = end.finish_reason

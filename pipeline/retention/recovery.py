@@ -94,13 +94,18 @@ def _write(folder: Path, plan: RecoveryPlan) -> None:
     replace_file(folder / RECOVERY_FILE, msgspec.json.format(msgspec.json.encode(plan)))
 
 
+def _give_up(folder: Path) -> None:
+    """Delete the plan, of which nothing was carried out that has to be completed."""
+    (folder / RECOVERY_FILE).unlink()
+    fsync(folder)
+
+
 async def _save_copies(bus: NatsBus, folder: Path, plan: RecoveryPlan) -> RecoveryPlan:
     """Save what only other copies have. Nothing has been changed where that fails, so the plan is given up then."""
     try:
         saved = await save_other_copies(bus, list(plan.ends), folder / RECOVERIES, plan.id)
     except (ConfigError, InfrastructureError, StartupError):
-        (folder / RECOVERY_FILE).unlink()
-        fsync(folder)
+        _give_up(folder)
         raise
     plan = msgspec.structs.replace(plan, saved=saved)
     _write(folder, plan)
@@ -132,8 +137,7 @@ async def _refuse_moved(bus: NatsBus, settings: RecoverySettings, plan: Recovery
     moved = [name for name in plan.ends if name != BUCKET and name in now and not _is_as_planned(plan, name, now)]
     if not moved:
         return
-    (settings.folder / RECOVERY_FILE).unlink()
-    fsync(settings.folder)
+    _give_up(settings.folder)
     changed = f" but that all copies of {', '.join(renewed)} are the same again" if renewed else ""
     raise StartupError(
         f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
