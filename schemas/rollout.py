@@ -4,8 +4,7 @@ A group holds the samples drawn for one item: their tokens as columns (`sequence
 
 A group travels packed: `to_wire` narrows the token ids (`token_bits`) and compresses the texts (`packed_messages`), and
 `from_wire` undoes both, so that neither field is ever set in a group that was read. A group published without either,
-which is simpler, is read as well. A trainer, which seldom needs texts, reads a
-`PackedGroup`.
+which is simpler, is read as well. A trainer, which seldom needs texts, reads a `PackedGroup`.
 """
 
 import math

@@ -3,8 +3,7 @@
 Heartbeats come from a service's event loop, so silence means that something blocks the loop, or that the process is
 stopped. The bound is far above what may block it in a sound run: a slow inline reward, a collection of garbage, a
 machine that swaps. A process that starts imports packages and loads a model, and has as long as it may take to become
-ready. One that a debugger holds, or its frozen control group,
-is left alone.
+ready. One that a debugger or a frozen control group holds is left alone.
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,9 @@
 
 Clients generate before they request room, and their groups age while they wait. So while several environments compete,
 or groups of one wait for room, a client is answered, and generates its next group, once its environment has a lease for
-that. Guarantees that the group
-which comes then is stored at once; that of groups which come without a lease the newest takes the environment's next
-one, so that no lease is spent on a group that is about to become too old; and that one which is too old for every batch
-is stored at no cost to its environment's share, so that its client can make a new one.
+that. Guarantees that the group which comes then is stored at once; that of groups which come without a lease the newest
+takes the environment's next one, so that no lease is spent on a group that is about to become too old; and that one
+which is too old for every batch is stored at no cost to its environment's share, so that its client can make a new one.
 """
 
 from bisect import insort
