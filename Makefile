@@ -14,7 +14,7 @@ help:
 	@echo "make demo-smollm2  the demo on a pretrained language model"
 	@echo "make test          the fast tests; ARGS='tests/unit/bus -x' picks some"
 	@echo "make unit          the pure ones among them: no process, no socket, no torch (about a minute)"
-	@echo "make slow          the slow tests"
+	@echo "make slow          the slow tests, but those of make vllm and make atropos"
 	@echo "make lint          style, types, import contracts, schemas, names, prose, locks; and all without the extensions"
 	@echo "make fix           apply what of the style can be applied by itself"
 	@echo "make vllm          the tests that need real vLLM, in an environment of its own"
@@ -47,7 +47,7 @@ unit: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not outside and not costly" -n $(CORES) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
-	$(PYTEST) -m slow -n $(shell expr $(CORES) + 1) $(ARGS)
+	$(PYTEST) -m slow -n $(shell expr $(CORES) + 1) $(addprefix --ignore=,$(wildcard $(VLLM_TESTS))) $(ARGS)
 
 # Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
