@@ -149,7 +149,7 @@ class ConsumerPull:
         """Subscribe; to be awaited before `run` is started, and followed by `stop` in any case."""
         self._link.check()
         self._link.observers.add(self.wake)
-        self._sub = await self._link.nc.subscribe(self._inbox + ".*", cb=self._on_message)
+        self._sub = await self._link.nc.hear(self._inbox + ".*", self._on_message)
 
     async def run(self) -> None:
         """Pull until cancelled, or until the link has failed for good, which `next` then raises."""
@@ -201,7 +201,7 @@ class ConsumerPull:
                 request["max_bytes"] = room
         return request
 
-    async def _on_message(self, msg: Msg) -> None:
+    def _on_message(self, msg: Msg) -> None:
         self._heard = anyio.current_time()
         if msg.subject.startswith(self._inbox):
             self._on_status(msg)

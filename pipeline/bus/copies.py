@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import anyio
 import msgspec
-from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import consumers
 from lachesis.pipeline.bus.api import StoredMessage
@@ -72,11 +71,8 @@ async def read_copy(
     request, silent_at = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", anyio.current_time() + _ANSWER_S
     inbox, answers = link.nc.new_inbox(), AnswerSeries()
 
-    async def hear(msg: Msg) -> None:
-        answers.push(msg)
-
     try:
-        async with link.subscribed(inbox, hear):
+        async with link.subscribed(inbox, answers.push):
             while left:
                 batch = min(left, _READ_AT_ONCE)
                 body = msgspec.json.encode({"batch": batch, "no_wait": True, "max_bytes": _READ_BYTES})

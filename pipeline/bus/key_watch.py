@@ -51,7 +51,7 @@ class KeyWatch:
         """Have the value read: it may have changed, or the link's state has."""
         self._changed.set()
 
-    async def on_message(self, _: Msg) -> None:
+    def on_message(self, _: Msg) -> None:
         self.change()
 
     def __aiter__(self) -> AsyncIterator[Entry]:

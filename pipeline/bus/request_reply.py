@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 from nats.aio.msg import Msg
@@ -45,17 +45,19 @@ async def request(link: ServerLink, subject: str, data: bytes, timeout_s: float)
 @asynccontextmanager
 async def serve(link: ServerLink, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
     """See `api.Bus.serve`. Subjects of the NATS micro protocol (`$SRV.`) are answered by every replica."""
-    send, receive = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
+    requests, waiting = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
+    refusals, refused = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
 
-    async def take(msg: Msg) -> None:
+    def take(msg: Msg) -> None:
         if link.may_answer(msg):
             try:
-                send.send_nowait(msg)
+                requests.send_nowait(msg)
             except anyio.WouldBlock:
-                await link.send(msg.reply, headers={_ERROR_CODE: _UNAVAILABLE, _ERROR_TEXT: "too many requests wait"})
+                with suppress(anyio.WouldBlock):
+                    refusals.send_nowait(msg)
 
     async def answer() -> None:
-        async for msg in receive:
+        async for msg in waiting:
             try:
                 await link.send(msg.reply, await handler(msg.data))
             except (DataError, InfrastructureError) as error:
@@ -63,10 +65,15 @@ async def serve(link: ServerLink, subject: str, handler: Callable[[bytes], Await
                 code = _BAD_REQUEST if isinstance(error, DataError) else _UNAVAILABLE
                 await link.send(msg.reply, headers={_ERROR_CODE: code, _ERROR_TEXT: str(error)})
 
+    async def refuse() -> None:
+        async for msg in refused:
+            await link.send(msg.reply, headers={_ERROR_CODE: _UNAVAILABLE, _ERROR_TEXT: "too many requests wait"})
+
     queue = "" if subject.startswith("$SRV.") else "q"
-    with send, receive:
+    with requests, waiting, refusals, refused:
         async with background() as tasks:
             tasks.start_soon(answer)
+            tasks.start_soon(refuse)
             async with link.subscribed(subject, take, queue):
                 yield
 
@@ -98,7 +105,7 @@ async def listen(link: ServerLink, subject: str, limit: int) -> AsyncIterator[As
     """See `api.Bus.listen`."""
     mailbox = SubscriptionBuffer(limit)
 
-    async def take(msg: Msg) -> None:
+    def take(msg: Msg) -> None:
         mailbox.push(StoredMessage("", msg.subject, 0, msg.data, time.time_ns()))
 
     def look() -> None:

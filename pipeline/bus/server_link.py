@@ -11,7 +11,7 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, TypeVar
 
@@ -186,7 +186,7 @@ class ServerLink:
     async def setup(self) -> None:
         inbox = self.nc.new_inbox()
         self._prefix = inbox + "."
-        await self.nc.subscribe(inbox + ".*", cb=self._on_answer)
+        await self.nc.hear(inbox + ".*", self._on_answer)
         self._server, self._node = self.server_name, self.nc.node_name
         self._up.set()
 
@@ -411,15 +411,13 @@ class ServerLink:
         return await self.settle(question, timeout_s or self.config.ack_timeout_s)
 
     @asynccontextmanager
-    async def subscribed(
-        self, subject: str, on_message: Callable[[Msg], Awaitable[None]], queue: str = ""
-    ) -> AsyncIterator[None]:
+    async def subscribed(self, subject: str, on_message: Callable[[Msg], None], queue: str = "") -> AsyncIterator[None]:
         """Subscribe while the context is open; the server knows of it when the body begins.
 
         Survives reconnects.
         """
         self.check()
-        sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
+        sub = await self.nc.hear(subject, on_message, queue)
         try:
             # The server takes in what one client sends in order, so whatever answers this knows the subscription. No
             # answer: it is away just now, and is subscribed again with the reconnect.
@@ -429,7 +427,7 @@ class ServerLink:
             with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
                 await sub.unsubscribe()
 
-    async def _on_answer(self, msg: Msg) -> None:
+    def _on_answer(self, msg: Msg) -> None:
         token = msg.subject[len(self._prefix) :]
         answer = self._waiting.get(token)
         if answer is not None:

@@ -31,7 +31,7 @@ class SubscriptionBuffer:
         return self
 
     async def __anext__(self) -> StoredMessage:
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._unread:
             if self._failure is not None:
                 raise self._failure

@@ -308,7 +308,7 @@ async def test_no_attempt_to_reconnect_outlives_the_connection(tmp_path: Path, m
         bus = await connect(server.url, run="run", name="test", token=server.token)
         os.kill(server.pid, signal.SIGKILL)
         await until(lambda: any(one.reconnects > 1 for one in bus.client._server_pool), 60)
-        monkeypatch.setattr("nats.aio.transport.TcpTransport.connect", refused_when_cancelled)
+        monkeypatch.setattr("lachesis.pipeline.bus.transport.Transport.connect", refused_when_cancelled)
         await trying.wait()
         await bus.close()
 

@@ -146,7 +146,8 @@ async def test_messages_without_metadata_do_no_harm(nats_bus: NatsBus) -> None:
     """Somebody publishes into a pull's inbox; the pull goes on."""
     async with nats_bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
         await anyio.sleep(0.05)
-        inbox = next(s.subject for s in nats_bus._link.nc._subs.values() if s._cb.__name__ == "_on_message")
+        nc = nats_bus._link.nc
+        inbox = next(nc._subs[sid].subject for sid, one in nc._handlers.items() if one.__name__ == "_on_message")
         await nats_bus._link.nc.publish(inbox.replace("*", "0"), b"junk")
         await nats_bus.publish(MATH, b"1", msg_id="1")
         with anyio.fail_after(60):
