@@ -325,8 +325,9 @@ class NatsBus:
         headers_only: bool = False,
         follow: bool = True,
         max_bytes: int = 16 << 20,
+        gather_s: float = 0.0,
     ) -> AbstractAsyncContextManager[Reader]:
-        options = ReadOptions(start=start, headers_only=headers_only, follow=follow, max_bytes=max_bytes)
+        options = ReadOptions(start, headers_only, follow, max_bytes, gather_s)
         return read(StreamReader(self._link, self._blobs, self._name(stream), filters, options))
 
     async def lag(self, stream: str, durable: str) -> ConsumerLag:

@@ -57,6 +57,7 @@ class ReadOptions:
     headers_only: bool = False
     follow: bool = True
     max_bytes: int = 16 << 20
+    gather_s: float = 0.0
 
 
 class StreamReader:
@@ -94,6 +95,7 @@ class StreamReader:
             max_messages=_MAX_MESSAGES,
             # the server counts whole messages even where it sends headers alone
             max_bytes=None if options.headers_only else options.max_bytes,
+            gather_s=options.gather_s if options.follow else 0.0,
         )
 
     async def open(self) -> None:

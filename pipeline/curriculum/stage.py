@@ -46,6 +46,8 @@ __all__ = ["CurriculumWriter", "items_of", "load_items", "run_curriculum"]
 log = logging.getLogger("lachesis")
 
 _PUBLISH_S = 0.5
+_GATHER_S = 0.25
+"""How long rewards may wait for others, seconds: weights are published no more often."""
 _MAX_FEEDBACK_PER_COMMIT = 8192
 """Approximate amount of feedback in one commit, so that it fits into a message."""
 
@@ -165,7 +167,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
     def sources(self) -> list[InputSource]:
         """Return the environment's rewards."""
         rewards = subjects.event("reward", self.service.run, self.service.revision, self.env)
-        return [InputSource(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS])]
+        return [InputSource(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS], gather_s=_GATHER_S)]
 
     def tasks(self) -> list[BackgroundTask]:
         """Return what publishes the weights."""

@@ -51,6 +51,8 @@ _NOTICED = frozenset({CollapseCheck.name, MissingRatingsCheck.name, StepSizeChec
 """Checks whose warnings are notices as well. Others warn of healthy runs, too, while they learn."""
 _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
+_GATHER_S = 1.0
+"""How long what is to be judged may wait for more, seconds."""
 _PROBLEMS = 64
 """Problems of the ledger that are remembered."""
 _KINDS: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
@@ -156,8 +158,10 @@ class AlertWriter(StatefulStage[AlertEvent]):
         derived = [subjects.event(kind, run, revision, self.env) for kind in _KINDS]
         trainer = [subjects.ledger(run, self._trainer), subjects.state(run, "trainer", subjects.LIVE, self._trainer)]
         return [
-            InputSource(subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS]),
-            InputSource(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER]),
+            InputSource(
+                subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS], gather_s=_GATHER_S
+            ),
+            InputSource(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER], gather_s=_GATHER_S),
         ]
 
     def tasks(self) -> list[BackgroundTask]:

@@ -23,12 +23,13 @@ _OVERHEAD_BYTES = 256  # approximate bytes of a message in addition to its data:
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """What to read: `start` is the first sequence wanted."""
+    """What to read: `start` is the first sequence wanted; `gather_s` as in `bus.api.Bus.read`."""
 
     stream: str
     filters: Sequence[str]
     start: int
     headers_only: bool = False
+    gather_s: float = 0.0
 
 
 @asynccontextmanager
@@ -52,7 +53,11 @@ async def open_bursts(
         async with (
             out,
             service.bus.read(
-                source.stream, source.filters, start=source.start, headers_only=source.headers_only
+                source.stream,
+                source.filters,
+                start=source.start,
+                headers_only=source.headers_only,
+                gather_s=source.gather_s,
             ) as messages,
         ):
             async for message in messages:

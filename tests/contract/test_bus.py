@@ -383,6 +383,18 @@ async def test_read_follows(bus: Bus) -> None:
         assert reader.caught_up
 
 
+async def test_who_gathers_reads_all_in_order_too(bus: Bus) -> None:
+    for i in range(600):  # more than one request may bring
+        await bus.publish(MATH, b"%d" % i, msg_id=str(i))
+    async with bus.read(ROLLOUTS, [MATH], gather_s=0.2) as reader:
+        with anyio.fail_after(60):
+            assert [int((await anext(reader)).data) for _ in range(600)] == list(range(600))
+            for i in range(3):
+                await bus.publish(MATH, b"later", msg_id=f"later {i}")
+                assert (await anext(reader)).data == b"later"
+            assert reader.caught_up
+
+
 async def test_read_of_what_is_not_there(bus: Bus) -> None:
     async with bus.read(ROLLOUTS, [ALL], follow=False) as reader:
         assert [m async for m in reader] == []

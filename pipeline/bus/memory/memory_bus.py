@@ -332,6 +332,7 @@ class MemoryBus:
         headers_only: bool = False,
         follow: bool = True,
         max_bytes: int = 16 << 20,  # nothing is buffered here
+        gather_s: float = 0.0,  # nor is a lone message dear
     ) -> AsyncIterator[Reader]:
         log = self._log(stream)
         if start - 1 > log.last_seq:
