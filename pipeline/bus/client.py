@@ -10,7 +10,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from urllib.parse import ParseResult
 
@@ -282,7 +281,7 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         if not self.is_connected or not isinstance(self._transport, Transport):
             return
         if self._transport.unsent_bytes:  # the server is slow: the stock client's task waits for it
-            with suppress(asyncio.QueueFull):
+            if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.Future())
             return
         pending, self._pending, self._pending_data_size = self._pending, [], 0

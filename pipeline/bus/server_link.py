@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 import anyio
+import anyio.lowlevel
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -360,8 +361,9 @@ class ServerLink:
         except nats.errors.ConnectionClosedError as error:
             self.check()
             raise BusClosedError("the connection was closed") from error
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError  # the client swallowed it
+        if task is not None and task.cancelling() > before:  # the client swallowed it
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a scope knows only its own
+            raise asyncio.CancelledError
         return True
 
     async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> PendingRequest:
