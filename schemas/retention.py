@@ -10,6 +10,7 @@ import msgspec
 
 from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.subjects import BLOB_KINDS
 from lachesis.schemas.values import Seq
 
 __all__ = ["Hold", "LostRange", "Retention"]
@@ -118,6 +119,8 @@ class Retention(Event, frozen=True, kw_only=True):
         sequences = [*self.trimmed.values(), *(seq for hold in self.holds.values() for seq in hold.needs.values())]
         if any(seq < 0 for seq in sequences):
             raise SchemaError("trimmed, holds: a sequence must not be negative")
+        if others := sorted({*self.orphans, *self.swept} - {*BLOB_KINDS.values()}):
+            raise SchemaError(f"orphans, swept: {others[0]!r:.40} is no stream with chunks of large messages")
 
 
 def _united(one: Mapping[str, list[LostRange]], other: Mapping[str, list[LostRange]]) -> dict[str, list[LostRange]]:

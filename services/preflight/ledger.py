@@ -12,6 +12,7 @@ from lachesis.pipeline.ledger.evidence import check_evidence
 from lachesis.pipeline.retention.recovery_plan import make_plan
 from lachesis.pipeline.retention.recovery_record import describe_unnoted
 from lachesis.pipeline.runtime.retention_record import read_record
+from lachesis.schemas import keys
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
@@ -79,6 +80,14 @@ async def check_fit(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFind
         mend = f"lachesis runs recover {config.run}, or restore store and folder from a backup of one moment"
         for problem in plan.problems if plan is not None else []:
             yield fail(check, problem, mend)
+        if record.swept:
+            yield warn(
+                check,
+                f"messages that are gone from within {' and '.join(record.swept)} are not missed: so many loose "
+                f"chunks of large messages were deleted there that the key {keys.RETENTION!r} lists them no more",
+                "where no producer was killed time and again while it stored large messages, somebody has the "
+                "governor's or the operator's key: make new ones",
+            )
         if config.path.is_dir() and (unnoted := describe_unnoted(record, config.path)) is not None:
             yield warn(
                 check,

@@ -40,7 +40,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.retention import LostRange, Retention
-from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import BUCKET, CALLS, EVENTS, LEDGER, ROLLOUTS, STREAMS, TEACHER
 from lachesis.services.preflight.ledger import check_fit
 from lachesis.services.run.unusable_keys import find_unusable_keys
 from lachesis.services.stage_settings import ledger_settings, recovery_settings
@@ -319,7 +319,19 @@ async def test_what_the_record_calls_lost_and_no_recovery_noted_is_named(copies,
             bus, RUN, lambda old: old.with_lists_of(Retention(run=RUN, lost=forged, left_out={LEDGER: [2]}))
         )
         (text,) = await warned(bus)
+        swept = Retention(run=RUN, swept=[ROLLOUTS])
+        await update_record(bus, RUN, lambda old: old.with_lists_of(swept))
+        assert "gone from within ROLLOUTS are not missed" in (await warned(bus))[0]
     assert "3 to 3 of EVENTS (lost), 2 to 6 of ROLLOUTS (lost), 2 to 2 of LEDGER (passed over)" in text
+
+
+async def test_a_record_that_calls_all_of_it_chunks_hides_no_lost_end(copies, tmp_path):
+    """The governor's key could write it: then a hole is not missed, but whatever a mark or a message names is."""
+    config, chunks = config_of(copies), Retention(run=RUN, swept=[ROLLOUTS], orphans={TEACHER: [LostRange(1, 1 << 40)]})
+    async with serving(replaced(copies, tmp_path / "lost", ROLLOUTS)) as bus:
+        await update_record(bus, RUN, lambda old: old.with_lists_of(chunks))
+        with pytest.raises(HistoryLostError, match="ROLLOUTS, but it ends at sequence"):
+            await refuse_rolled_back(bus, ledger_settings(config))
 
 
 async def commit(log: CommitLog[CurriculumEvent], number: int) -> None:

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.schemas import retention
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import LostRange, Retention
-from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 RANGES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)).map(lambda one: LostRange(one[0], sum(one))))
 
@@ -30,3 +31,10 @@ def test_very_many_are_not_listed_and_the_stream_is_looked_at_no_more(monkeypatc
     assert record.swept == []
     record = record.with_orphans(ROLLOUTS, [7])
     assert (record.swept, record.orphans) == ([ROLLOUTS], {ROLLOUTS: []})
+
+
+@pytest.mark.parametrize("forged", [{"swept": [EVENTS]}, {"orphans": {LEDGER: [LostRange(1, 9)]}}])
+def test_chunks_are_only_where_large_messages_are(forged):
+    with pytest.raises(SchemaError, match="is no stream with chunks"):
+        Retention(run="r", **forged).check()
+    Retention(run="r", swept=[ROLLOUTS], orphans={TEACHER: [LostRange(1, 9)]}).check()
