@@ -45,7 +45,7 @@ from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import o
 from lachesis.pipeline.inference.replies import body_of
 from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
 from lachesis.schemas.errors import DataError, LachesisError
-from lachesis.schemas.values import Finite
+from lachesis.schemas.values import Finite, check_plain
 
 __all__ = ["EndpointServer", "LiveSession"]
 
@@ -180,7 +180,9 @@ class EndpointServer:
 
     async def _answer(self, dialect: Dialect, request: Request) -> Any:
         live = self._session(request)
-        wanted = dialect.read(await body_of(request, dict[str, Any]))
+        body = await body_of(request, dict[str, Any])
+        check_plain("the request", body)  # it is walked recursively
+        wanted = dialect.read(body)
         is_retry = request.headers.get("x-stainless-retry-count", "0") not in {"", "0"}
         pending = _PendingAnswer(live.recorded, wanted, is_retry=is_retry)
         if self._tasks is None:
@@ -306,7 +308,8 @@ def _status(error: LachesisError) -> tuple[int, str | None]:
 
 
 def _bearer(request: Request) -> str:
-    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from integration.security.test_routes import TOKEN, _gateway, application, inference
+from integration.security.test_routes import KEY, TOKEN, _gateway, application, endpoint, inference
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 
-__all__ = ["application", "inference"]
+__all__ = ["application", "endpoint", "inference"]
 
 World = _gateway.World
 
@@ -63,6 +63,26 @@ GATEWAY: list[tuple[str, dict[str, Any]]] = [
                       "distill_token_ids": [[[1], [2]], [[1], [3]]],
                       "distill_logprobs": [[[0.0], [0.0]], [[0.0], [0.0]]]}),
 ]  # fmt: skip
+ENDPOINT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"model": "m", "n": 1, "max_tokens": 1, "seed": 1, "temperature": 1.0, "top_p": 0.9,
+                              "stop": ["x"], "logprobs": False, "stream": False, "metadata": {"a": 1},
+                              "tools": [TOOL], "tool_choice": "auto", "stream_options": {"include_usage": True},
+                              "messages": [*MESSAGES, {"role": "tool", "content": "x", "tool_call_id": "a"}]}),
+    ("/v1/responses", {"model": "m", "instructions": "i", "max_output_tokens": 1, "temperature": 1.0, "top_p": 0.9,
+                       "tools": [{"type": "function", "name": "f", "parameters": {"n": 1}, "strict": False}],
+                       "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                                 {"type": "function_call_output", "call_id": "c", "output": "3"}]}),
+    ("/v1/messages", {"model": "m", "max_tokens": 1, "system": [{"type": "text", "text": "s"}], "temperature": 1.0,
+                      "tools": [{"name": "f", "description": "d", "input_schema": {"n": 1}}],
+                      "tool_choice": {"type": "auto"}, "stop_sequences": ["x"], "metadata": {"user_id": "x"},
+                      "messages": [{"role": "user", "content": "a"},
+                                   {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f",
+                                                                      "input": {"a": 1}}]},
+                                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
+                                                                 "content": [{"type": "text", "text": "3"}]}]}]}),
+]  # fmt: skip
+ODD = [1 << 64, -(1 << 70), 10**400, float("inf"), DEEP, None, "", [], {}, [[]], -1]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -87,10 +107,11 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-async def ask(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
-    content = json.dumps(body).replace("Infinity", "1e999").replace(f'"{DEEP}"', '{"a":[' * 2500 + "1" + "]}" * 2500)
+async def ask(http: httpx.AsyncClient, path: str, body: Any, secret: str = TOKEN, levels: int = 5000) -> httpx.Response:
+    deep = '{"a":[' * (levels // 2) + "1" + "]}" * (levels // 2)
+    content = json.dumps(body).replace("Infinity", "1e999").replace(f'"{DEEP}"', deep)
     try:
-        return await http.post(path, content=content, headers={"authorization": f"Bearer {TOKEN}"})
+        return await http.post(path, content=content, headers={"authorization": f"Bearer {secret}"})
     except Exception as error:
         raise AssertionError(f"{path} fails for {content[:600]}: {error!r}") from error
 
@@ -172,3 +193,26 @@ async def test_every_list_of_a_request_has_a_bound_that_its_refusal_says(
     answer = await ask(inference, path, body)
     assert answer.status_code == 400
     assert all(one in answer.text for one in named), answer.text
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINT)
+async def test_the_endpoint_outlives_values_that_do_not_belong_there(
+    endpoint: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    assert (await ask(endpoint, path, body, KEY)).status_code == 200
+    for place in places(body):
+        for value in ODD:
+            answer = await ask(endpoint, path, changed(body, place, value), KEY)
+            assert answer.status_code < 500, (path, place, str(value)[:50], answer.text[:300])
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINT)
+async def test_the_endpoint_names_how_deep_a_request_may_be(
+    endpoint: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    for levels in (32, 500, *range(900, 1000, 4)):  # what can still be read may be too deep to be written again
+        for place in (("tools", 0), ("messages", 0), ("input", 0), ("metadata",)):
+            if place[0] in body:
+                answer = await ask(endpoint, path, changed(body, place, DEEP), KEY, levels)
+                assert answer.status_code == 400, (levels, place, answer.text)
+                assert "nested deeper than" in answer.text or "maximum recursion depth" in answer.text

@@ -1,4 +1,4 @@
-"""Every HTTP route of inference server, gateway and page, asked in hostile ways: refused, and the server goes on.
+"""Every HTTP route of inference server, gateway, endpoint and page, asked in hostile ways: it refuses and goes on.
 
 The routes are those of the applications themselves, so that a new one is asked, too.
 """
@@ -11,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from fuzz.mutate import JSON
+from unit.extensions.endpoint.test_recording import recorded
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.extensions.atropos.gateway import app as gateway_app
+from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
+from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
@@ -21,6 +24,7 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.services.web import app as web_app
+from lachesis.testing import FakeInference
 
 _spec = importlib.util.spec_from_file_location(
     "gateway_world", Path(__file__).parents[2] / "unit" / "extensions" / "atropos" / "gateway" / "conftest.py"
@@ -65,6 +69,12 @@ PAGE = [
     *(("GET", f"/api/{path}") for path in ("run", "series", "alerts", "groups", "groups/{group}")),
     *(("GET", f"/api/{path}") for path in ("revisions", "comparison")),
 ]  # fmt: skip
+ENDPOINT = [
+    ("POST", "/sessions"),
+    *((method, prefix + path) for prefix in ("", "/s/{key}") for method, path in (
+        *(("POST", path) for path in DIALECTS), ("GET", "/v1/models"), ("GET", "/task"), ("POST", "/reward"),
+    )),
+]  # fmt: skip
 
 Asked = tuple[str, str]
 
@@ -102,6 +112,25 @@ async def gateway(make_lab: Any, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
             assert not await world.groups()
 
 
+def endpoint_server() -> EndpointServer:
+    return EndpointServer("127.0.0.1", 0, token=TOKEN, hold_s=0.01)
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an endpoint that serves a session, whose key is `KEY`, by an inference server that is fake."""
+    server, inference = endpoint_server(), FakeInference(lambda *_: "well")
+    live = LiveSession(recorded(inference), {"prompt": "?"}, takes_rewards=True, reward_name="reward", key=KEY)
+    async with server.running():
+        with server.serving(live):
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                yield http
+                assert (await http.get("/task", headers={"x-api-key": KEY})).json() == {"prompt": "?"}
+                chat = {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
+                answer = await http.post("/v1/chat/completions", headers={"x-api-key": KEY}, json=chat)
+                assert answer.json()["choices"][0]["message"]["content"] == "well"
+
+
 class Anything:
     def __getattr__(self, _: str) -> Any:
         return lambda *_: None
@@ -117,6 +146,7 @@ def test_every_route_is_asked(application: Any) -> None:
 
     assert of(application) == set(INFERENCE)
     assert of(gateway_app.build_app(Anything())) == set(GATEWAY)
+    assert of(endpoint_server().app()) == set(ENDPOINT)
     assert of(page_app()) == set(PAGE)
 
 
@@ -191,6 +221,29 @@ async def test_the_gateway_outlives_any_body(gateway: httpx.AsyncClient, method:
             headers = {"authorization": f"Bearer {TOKEN}", **coding}
             answer = await gateway.request(method, path, headers=headers, content=body)
             assert answer.status_code < 500 or path == "/register", (body[:80], answer.text)
+            assert "Traceback" not in answer.text
+
+
+async def test_the_endpoint_answers_nobody_without_a_key_nor_pages(endpoint: httpx.AsyncClient) -> None:
+    for method, path in ENDPOINT:
+        secret, wrong = (TOKEN, KEY) if path == "/sessions" else (KEY, TOKEN)
+        for headers in WITHOUT_TOKEN:
+            altered = {name: value.replace(TOKEN, secret) for name, value in headers.items() if name != "x-api-key"}
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in altered.items()]
+            refused(await endpoint.request(method, path.format(key=f"{KEY}x"), headers=raw, content=b"{}"), 401)
+        bearing = {"authorization": f"Bearer {wrong}"}
+        refused(await endpoint.request(method, path.format(key=wrong), headers=bearing, content=b"{}"), 401)
+        for headers in FROM_ELSEWHERE:
+            asked = {**headers, "authorization": f"Bearer {secret}"}
+            refused(await endpoint.request(method, path.format(key=KEY), headers=asked, content=b"{}"), 400, 403)
+
+
+async def test_the_endpoint_outlives_any_body(endpoint: httpx.AsyncClient) -> None:
+    for method, path in ENDPOINT:
+        bearing = {"authorization": f"Bearer {TOKEN if path == '/sessions' else KEY}"}
+        for body in BODIES:
+            answer = await endpoint.request(method, path.format(key=KEY), headers=bearing, content=body)
+            assert answer.status_code < 500 or path == "/sessions", (path, body[:80], answer.text)
             assert "Traceback" not in answer.text
 
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
     ModelRequest,
     conversation_keys,
 )
-from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
+from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS, responses
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import ToolCall
 
@@ -258,3 +258,32 @@ def test_errors_have_the_form_of_the_dialect(dialect: Any) -> None:
     event = dialect.error_event(503, "why")
     assert event.data is not None
     assert "why" in str(event.data)
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a":' * 5000, "{", "9" * 5000])
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_a_call_whose_arguments_cannot_be_read_is_answered(dialect: Any, arguments: str) -> None:
+    call = ToolCall(name="add", arguments=arguments, id="abc")
+    request = dialect.read(BODIES[dialect])
+    answer = answered(ChatMessage(role="assistant", content="", tool_calls=[call]))
+    assert "add" in str(dialect.answer(request, answer))
+    assert any("add" in str(event.data) for event in dialect.events(request, answer))
+
+
+def test_a_turn_of_very_many_items_is_merged_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = 0
+
+    def noted(**fields: Any) -> ChatMessage:
+        nonlocal copied
+        copied += len(fields.get("tool_calls", ())) + len(fields["content"])
+        return ChatMessage(**fields)
+
+    monkeypatch.setattr(responses, "ChatMessage", noted)
+    many = 500
+    said = {"type": "message", "role": "assistant", "content": "x"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    request = RESPONSES.read({"model": "m", "input": [*[said] * many, *[call] * many, *ASK]})
+    assert [(one.role, one.content, len(one.tool_calls)) for one in request.messages] == [
+        ("assistant", "x" * many, many), ("user", "?", 0),
+    ]  # fmt: skip
+    assert copied == 4 * many + 1

@@ -58,7 +58,7 @@ class AnthropicMessages:
         """See `Dialect`."""
         _REQUEST.check(body)
         choice = typed(body, "tool_choice", dict[str, Any], {}).get("type", "auto")
-        if choice not in {"auto", "none"}:
+        if choice not in ("auto", "none"):  # a body may say anything, also what has no hash
             raise DataError(f"tool_choice is {choice!r:.60}; auto and none are served")
         messages = []
         if (system := body.get("system")) is not None:
@@ -187,7 +187,7 @@ def _blocks(sample: AnswerSample) -> list[dict[str, Any]]:
 def _input(arguments: str) -> Any:
     try:
         return msgspec.json.decode(arguments)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 

@@ -1,5 +1,6 @@
 """OpenAI's responses: requests, answers and streams. Pure."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -149,17 +150,18 @@ def _item(number: int, item: dict[str, Any]) -> ChatMessage:
 def _merged(items: list[ChatMessage]) -> list[ChatMessage]:
     """Return the messages in which the items of one turn of the assistant, which follow one another, are one."""
     found: list[ChatMessage] = []
-    for item in items:
-        last = found[-1] if found else None
-        if last is None or last.role != "assistant" or item.role != "assistant":
-            found.append(item)
+    for is_answer, turn in itertools.groupby(items, lambda item: item.role == "assistant"):
+        if not is_answer:
+            found += turn
             continue
-        found[-1] = ChatMessage(
+        parts = list(turn)
+        merged = ChatMessage(
             role="assistant",
-            content=last.content + item.content,
-            thinking=last.thinking + item.thinking,
-            tool_calls=[*last.tool_calls, *item.tool_calls],
+            content="".join(part.content for part in parts),
+            thinking="".join(part.thinking for part in parts),
+            tool_calls=[call for part in parts for call in part.tool_calls],
         )
+        found.append(merged)
     return found
 
 
