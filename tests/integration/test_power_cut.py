@@ -1,4 +1,4 @@
-"""ROLLOUTS or the bucket is older than the rest, as after a power cut: named, recovered from, trained to the end."""
+"""A part of the store, or all of it, is older than the rest: named, recovered from, trained to the end."""
 
 import os
 import shutil
@@ -33,15 +33,18 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield it
 
 
-async def roll_back(run: Run, stream: str) -> History:
-    """Run for some steps twice, kill everybody, and leave `stream` as it was between; return what was stored before."""
+async def roll_back(run: Run, stream: str | None) -> History:
+    """Run for some steps twice, kill everybody, and leave `stream`, or the whole store, as it was between.
+
+    Return what was stored before.
+    """
     run.start()
     await run.wait_for_step(3)
     assert run.process is not None
     run.process.terminate()
     assert await run.wait(120) in (0, -signal.SIGTERM)
-    name = subjects.stream_name(RUN, stream)
-    part = next((run.folder / NATS_FOLDER).rglob(f"streams/{name}"))
+    name = "jetstream" if stream is None else f"streams/{subjects.stream_name(RUN, stream)}"
+    part = next((run.folder / NATS_FOLDER).rglob(name))
     shutil.copytree(part, run.folder / "older")
 
     run.start()
@@ -112,3 +115,24 @@ async def test_rollouts_that_rolled_back_further_than_their_scores_are_recovered
     assert set(found.violations) <= explained
     assert stored is not None
     assert decode(TrainReport, stored.data).step == steps
+
+
+async def test_a_store_that_is_older_as_a_whole_is_recovered_from(tmp_path: Path) -> None:
+    """Beside the store, with weights over NATS, the run's folder alone knows what was there."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    sets = {"weights.transport": "nats", "streams.weights_bytes": 64 << 20}
+    with Run(folder, MANY, Supervised(folder), sets=sets) as run:
+        before = await roll_back(run, None)
+        async with run.servers.afterwards("older") as bus:
+            older = await read_history(bus, RUN)
+        assert {one.seq for one in before.rollouts} > {one.seq for one in older.rollouts}
+        steps = await recover(run, subjects.LEDGER, "of LEDGER, but it ends at sequence", "LEDGER")
+        async with run.servers.afterwards("audit") as bus:
+            found = await audit(bus, RUN)
+            report = await bus.last(subjects.LEDGER, subjects.state(RUN, "trainer", "live", "main"))
+            history = await read_history(bus, RUN)
+    assert found.violations == []
+    assert {one.seq for one in older.rollouts} <= {one.seq for one in history.rollouts}
+    assert report is not None
+    assert decode(TrainReport, report.data).step == steps
