@@ -32,7 +32,7 @@ __all__ = [
     "ServiceSpec",
     "Setting",
     "TrackerSpec",
-    "TrainerBackend",
+    "TrainerSpec",
     "access_of",
     "added",
     "call_each",
@@ -108,17 +108,21 @@ class ServiceSpec:
     is_single: bool = False
     """Whether a run has one of it alone: one that starts first checks whether another one runs."""
     socket: HeldSocket | None = None
+    backend: str | None = None
+    """What the stage loads later, and is imported with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerBackend:
-    """A trainer that computes elsewhere. `stage` runs it, in place of the trainer here.
+class TrainerSpec:
+    """A back end of the trainer, which computes elsewhere. `open`: function that gets the service, the trainer's
+    settings and the run's configuration, and returns an async context manager of a `TrainerBackend`
+    (`trainer/backend.py`).
 
     `serving`: what serves the roles `policy` and `eval`, since the weights are there as well. `extra`: what has to be
     installed for both.
     """
 
-    stage: str
+    open: str
     serving: str
     extra: str
     model: str
@@ -197,8 +201,8 @@ class Extension:
     """Names of what it writes into a run's folder, which goes with the run."""
     announce: str | None = None
     """Function that gets the configuration and returns lines that `lachesis up` prints at its start."""
-    trainers: Mapping[str, TrainerBackend] = field(default_factory=dict)
-    """Trainers by the name that `training.backend` gives."""
+    trainers: Mapping[str, TrainerSpec] = field(default_factory=dict)
+    """Back ends of the trainer by the name that `training.backend` gives."""
     engines: Mapping[str, EngineSpec] = field(default_factory=dict)
     """Inference engines by the name that `inference.ROLE.kind` gives."""
     trackers: Mapping[str, TrackerSpec] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import ServiceSpec, load_place, with_added
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.trainer.config import TORCH_BACKEND
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CORE", "Stage", "find", "load_stage", "service_of", "services"]
@@ -73,6 +74,7 @@ CORE = {
             1,
             "trains on batches and publishes weights",
             "train",
+            backend=TORCH_BACKEND,
         ),
         ServiceSpec(
             "evaluator",
@@ -106,8 +108,9 @@ def service_of(config: RunConfig, name: str, part: str) -> ServiceSpec:
     spec, elsewhere = find(name), config.trains_elsewhere(name, part)
     if elsewhere is None:
         return spec
-    stage = elsewhere.stage if name == "trainer" else elsewhere.serving
-    return dataclasses.replace(spec, stage=stage, extra=elsewhere.extra)
+    if name == "trainer":
+        return dataclasses.replace(spec, backend=elsewhere.open, extra=elsewhere.extra)
+    return dataclasses.replace(spec, stage=elsewhere.serving, extra=elsewhere.extra)
 
 
 def find(name: str) -> ServiceSpec:
@@ -125,6 +128,8 @@ def load_stage(spec: ServiceSpec) -> Stage:
     """
     try:
         run = load_place(spec.stage)
+        if spec.backend is not None:
+            load_place(spec.backend)
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise

@@ -15,7 +15,7 @@ from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.evaluator.config import EvaluationConfig
-from lachesis.pipeline.extension import TrainerBackend, added
+from lachesis.pipeline.extension import TrainerSpec, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
@@ -366,7 +366,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Folder or id that the tokenizer of the trained model is loaded from."""
         return self.tokenizer or self.model
 
-    def trains_elsewhere(self, service: str, part: str) -> TrainerBackend | None:
+    def trains_elsewhere(self, service: str, part: str) -> TrainerSpec | None:
         """Return the back end that stands behind a service; None: it computes on this machine.
 
         A back end that trains elsewhere has the weights, and so stands behind the servers of policy and eval, too.
@@ -374,7 +374,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         served = service == "inference" and part in {"", "policy", "eval"}
         if self.training.backend == THIS_MACHINE or not (served or service == "trainer"):
             return None
-        found: TrainerBackend | None = added("trainers").get(self.training.backend)
+        found: TrainerSpec | None = added("trainers").get(self.training.backend)
         return found
 
     def at(self, path: str, default: D) -> D:

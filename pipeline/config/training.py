@@ -12,7 +12,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import role_access
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.extension import load_place, wanted_trackers
-from lachesis.pipeline.trainer.settings import TrainerSettings
+from lachesis.pipeline.trainer.config import TORCH_BACKEND
+from lachesis.pipeline.trainer.settings import OpenBackend, TrainerSettings
 from lachesis.pipeline.trainer.tracker import Tracker
 
 __all__ = ["open_trackers", "trainer_settings"]
@@ -41,9 +42,17 @@ def trainer_settings(config: RunConfig) -> TrainerSettings:
         evaluations_of=evaluation_names(config),
         evaluable=evaluable_steps(config),
         alerts_from=config.health.webhook_from,
+        open_backend=_open_backend(config),
         trackers=lambda name: open_trackers(config, name),
         run_file=lambda: to_toml(msgspec.structs.replace(config, folder=str(config.path))),
     )
+
+
+def _open_backend(config: RunConfig) -> OpenBackend:
+    """Return what opens the trainer's back end, and imports it only then."""
+    elsewhere = config.trains_elsewhere("trainer", "")
+    place, more = (TORCH_BACKEND, ()) if elsewhere is None else (elsewhere.open, (config,))
+    return lambda service, settings: load_place(place)(service, settings, *more)
 
 
 def open_trackers(config: RunConfig, name: str | None = None, *, only: str | None = None) -> Iterator[Tracker]:

@@ -15,7 +15,7 @@ One process writes a folder at a time; it holds `checkpoint_folder.only_writer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,22 +24,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.errors import CheckpointError
-from lachesis.pipeline.ledger.checkpoint_state import STATE, TrainerState
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_version
 from lachesis.pipeline.trainer.adapters import adapter_tensors, load_checkpointed_model, save_adapters
-from lachesis.pipeline.trainer.checkpoint_folder import write_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import read_checkpoint, write_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import optimizer_state
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
-from lachesis.schemas.values import from_json
 
 __all__ = [
     "Checkpoint",
@@ -47,7 +43,6 @@ __all__ = [
     "checkpoint_bytes",
     "load_checkpoint",
     "save_checkpoint",
-    "save_content",
 ]
 
 RANDOM_STATE = "random_state"
@@ -100,58 +95,30 @@ class CheckpointContent:
         parts = (self.weights, self.adapters, self.optimizer)
         return sum(tensor.nbytes for part in parts for tensor in part.values())
 
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a checkpoint."""
+        save_policy(self.policy, folder, self.weights)
+        save_adapters(self.policy.model, folder, self.adapters)
+        save_file(dict(self.optimizer), folder / "optimizer.safetensors")
+
 
 def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
     """Return the bytes of a checkpoint's tensors: nearly all of it."""
     return CheckpointContent.of(policy, learner).nbytes
 
 
-def save_checkpoint(folder: str | Path, policy: PolicyModel, learner: Learner, **about: Any) -> TrainerState:
-    """Write a checkpoint of `learner`, whose model is the policy's, as `save_content` does."""
-    return save_content(folder, CheckpointContent.of(policy, learner), **about)
-
-
-def save_content(
-    folder: str | Path,
-    content: CheckpointContent,
-    *,
-    lineage: str,
-    ledger_position: int,
-    chain_hash: str,
-    unreported: list[int],
-    voids: Sequence[VoidBatch] = (),
-    drops: Sequence[GroupDrops] = (),
-    numerics: Numerics | None = None,
-    keep: int = 3,
+def save_checkpoint(
+    folder: str | Path, policy: PolicyModel, learner: Learner, *, lineage: str, keep: int = 3, **state: Any
 ) -> TrainerState:
-    """Write a checkpoint and make it the latest. Return its state.
+    """Write a checkpoint of `learner`, whose model is the policy's, and make it the latest.
 
-    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
-    that fails (for example on a full disk) leaves nothing behind.
+    `state`: the other fields of the `TrainerState`, which is returned.
     """
-    if keep < 1:
-        raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
-    folder = Path(folder)
+    content = CheckpointContent.of(policy, learner)
     version = policy_version(content.step, lineage, content.weights)
-    state = TrainerState(
-        step=content.step,
-        lineage=lineage,
-        policy_version=str(version),
-        ledger_position=ledger_position,
-        chain_hash=chain_hash,
-        unreported=unreported,
-        voids=list(voids),
-        drops=list(drops),
-        numerics=numerics,
-    )
-
-    def write(partial: Path) -> None:
-        save_policy(content.policy, partial, content.weights)
-        save_adapters(content.policy.model, partial, content.adapters)
-        save_file(dict(content.optimizer), partial / "optimizer.safetensors")
-
-    write_checkpoint(folder, state, write, keep=keep)
-    return state
+    recorded = TrainerState(step=content.step, lineage=lineage, policy_version=str(version), **state)
+    write_checkpoint(Path(folder), recorded, content.write, keep=keep)
+    return recorded
 
 
 def load_checkpoint(
@@ -160,17 +127,18 @@ def load_checkpoint(
     setup: ModelSetup | None = None,
     *,
     reference: Any = None,
+    whole: TrainerState | None = None,
 ) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
 
     `setup`: how the trainer sets up its model; None: all weights, on the CPU. `reference`: see `Learner`.
+    `whole`: the state of a folder that `read_checkpoint` has found whole; None: it is read here.
 
     Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
     """
     path = Path(path)
-    verify_sums(path)
+    state = whole or read_checkpoint(path)
     try:
-        state = from_json(STATE, TrainerState, read_small_file(path / STATE))
         recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
         policy = load_checkpointed_model(path, setup or ModelSetup())

@@ -16,7 +16,8 @@ import msgspec
 
 from lachesis.pipeline.common.disk import is_disk_full
 from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
-from lachesis.pipeline.errors import FencedError
+from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.errors import CheckpointError, FencedError
 from lachesis.pipeline.ledger.checkpoint_state import (
     PARTIAL,
     POINTER,
@@ -25,9 +26,11 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     best_checkpoint,
     write_pointer,
 )
-from lachesis.pipeline.ledger.checksums import write_sums
+from lachesis.pipeline.ledger.checksums import verify_sums, write_sums
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.values import from_json
 
-__all__ = ["only_writer", "write_checkpoint"]
+__all__ = ["only_writer", "read_checkpoint", "write_checkpoint"]
 
 
 @contextmanager
@@ -60,6 +63,8 @@ def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], 
 
     The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed.
     """
+    if keep < 1:
+        raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
     make_folder(folder)
     name = _free_name(folder, state.step)
     partial = folder / f"{PARTIAL}{name}"
@@ -78,6 +83,15 @@ def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], 
         raise
     _prune(folder, keep, name)
     return folder / name
+
+
+def read_checkpoint(path: Path) -> TrainerState:
+    """Return the state of a checkpoint that is, byte for byte, what was written. Raises `CheckpointError`."""
+    verify_sums(path)
+    try:
+        return from_json(STATE, TrainerState, read_small_file(path / STATE))
+    except (OSError, SchemaError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
 
 
 def _discard(folder: Path, name: str) -> None:

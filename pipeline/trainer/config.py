@@ -21,6 +21,7 @@ __all__ = [
     "INPUTS_FOR_ONE_ROW",
     "MODEL_INPUTS",
     "THIS_MACHINE",
+    "TORCH_BACKEND",
     "LearnerConfig",
     "LossConfig",
     "ModelInputConfig",
@@ -31,6 +32,8 @@ __all__ = [
 
 THIS_MACHINE = "torch"
 """The back end that trains on this machine."""
+TORCH_BACKEND = "lachesis.pipeline.trainer.torch_backend:open_torch"
+"""The function that opens it."""
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 
 from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.ledger.offline_start import OfflineStart
+from lachesis.pipeline.trainer.distance_by_env import env_figures
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:  # torch, which a trainer elsewhere does without
 
 __all__ = [
     "TokenFigures",
+    "batch_figures",
     "latencies",
     "mismatch_of",
     "reward_figures",
-    "staleness_figures",
     "step_figures",
     "token_figures",
 ]
@@ -35,21 +36,33 @@ __all__ = [
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def step_figures(
-    step: StepMetrics, tokens: TokenFigures, groups: Sequence[GroupRef], number: int, past: OfflineStart | None = None
+def batch_figures(
+    groups: Sequence[GroupRef], envs: Mapping[str, EnvMismatch], number: int, past: OfflineStart | None = None
 ) -> dict[str, float]:
-    """Return the figures of one optimizer step.
+    """Return the figures of a batch's trained groups, whatever trained them.
 
-    They are `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*`.
-
-    `past` says what staleness means where rollouts are of the past. Lengths and probabilities are over trainable
-    tokens; staleness is in optimizer steps; figures without a value are left out.
+    They are `train/step`, `reward/*`, `staleness/*`, and those of `env_figures`. `number`: the batch's. `past` says
+    what staleness, which is in optimizer steps, means where rollouts are of the past.
     """
     staleness = [
         number - ref.policy_step if past is None else past.staleness(number, ref.policy_step) for ref in groups
     ]
-    figures = {
+    return {
         "train/step": float(number + 1),
+        "staleness/mean": float(np.mean(staleness)),
+        "staleness/max": float(max(staleness)),
+        **reward_figures(groups),
+        **env_figures(envs),
+    }
+
+
+def step_figures(step: StepMetrics, tokens: TokenFigures) -> dict[str, float]:
+    """Return the figures of one optimizer step by torch.
+
+    They are `train/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `teacher/*`. Lengths and probabilities are over
+    trainable tokens; figures without a value are left out.
+    """
+    figures = {
         "train/loss": step.loss,
         "train/grad_norm": step.grad_norm,
         "train/entropy": step.entropy,
@@ -67,9 +80,7 @@ def step_figures(
         "logprobs/mean_training": tokens.logprobs - step.kl_k1,
         "logprobs/diff": step.kl_k1,
         **tokens.figures(),
-        **staleness_figures(staleness),
     }
-    figures |= reward_figures(groups)
     if step.step_kl is not None:
         figures |= {"train/step_kl": step.step_kl, "train/step_share": step.step_share}
     if step.teacher_kl_k1 is not None:
@@ -79,11 +90,6 @@ def step_figures(
     if step.reference_kl is not None:
         figures["train/reference_kl"] = step.reference_kl
     return figures
-
-
-def staleness_figures(staleness: Sequence[int]) -> dict[str, float]:
-    """Return the figures of the groups' staleness, in optimizer steps."""
-    return {"staleness/mean": float(np.mean(staleness)), "staleness/max": float(max(staleness))}
 
 
 class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):

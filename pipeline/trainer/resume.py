@@ -1,32 +1,25 @@
-"""Finds where a trainer goes on: its newest checkpoint, compared with the ledger and the reports.
-
-Without a checkpoint it begins at step 0.
-
-Guarantees that a trainer begins only if the three agree. Otherwise it is refused before anything is published, and the
-text says how to fix it; the usual reason is a broker that was rolled back.
-"""
+"""Loads what torch trains: a checkpoint, or the model that the run begins with."""
 
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import torch
 
 from lachesis.pipeline.inference.policy_context import context_of_server
-from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint
+from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.model.context import check_positions
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.trainer.config import learner_on_record
-from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at
-from lachesis.pipeline.trainer.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.schemas.errors import ConfigError
 
@@ -36,38 +29,30 @@ log = logging.getLogger("lachesis")
 
 
 async def resume(
-    settings: TrainerSettings, feed: BatchFeed, device: torch.device
-) -> tuple[PolicyModel, Learner, Checkpoint | None]:
-    """Return what to train, on `device`, and the checkpoint it is from (None: none yet).
+    settings: TrainerSettings, checkpoint: tuple[Path, TrainerState] | None, device: torch.device
+) -> tuple[PolicyModel, Learner]:
+    """Return what to train, on `device`, from a checkpoint, or from the model that the run begins with.
 
-    Place the feed after it.
-
-    Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
-    weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
-    trained on; `ConfigError` when the model cannot be trained on all that it may sample.
+    Raises `CheckpointError` when the checkpoint cannot be loaded, and `ConfigError` when the model cannot be trained on
+    all that it may sample.
     """
-    folder = settings.folder / CHECKPOINTS
-    path = latest_checkpoint(folder)
     setup = model_setup(settings, device)
     reference = await anyio.to_thread.run_sync(load_reference, settings, setup)
     if settings.training.sharding == "full":  # whole where memory is plenty; the device gets its share
         setup = replace(setup, device=torch.device("cpu"))
-    if path is not None:
+    if checkpoint is not None:
+        path, state = checkpoint
         setup = await anyio.to_thread.run_sync(_with_tokenizer_of_model, settings, setup)
-        load = partial(load_checkpoint, path, settings.training.learner, setup)
-        checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
-        check_positions(context_of_server(settings.policy, settings.model), checkpoint.policy.model.config)
-        await check_resumable(checkpoint.state, checkpoint.path, feed)
-        _keep_fit(checkpoint)
-        feed.position = checkpoint.state.position
-        log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
-        return checkpoint.policy, checkpoint.learner, checkpoint
-    refuse_lost(feed, folder)
+        load = partial(load_checkpoint, path, settings.training.learner, setup, reference=reference, whole=state)
+        loaded = await anyio.to_thread.run_sync(load)
+        check_positions(context_of_server(settings.policy, settings.model), loaded.policy.model.config)
+        _keep_fit(loaded)
+        return loaded.policy, loaded.learner
     if settings.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_trainable_model, settings.model, setup))
     check_positions(context_of_server(settings.policy, settings.model), policy.model.config)
-    return policy, Learner(policy.model, settings.training.learner, reference=reference), None
+    return policy, Learner(policy.model, settings.training.learner, reference=reference)
 
 
 def _with_tokenizer_of_model(settings: TrainerSettings, setup: ModelSetup) -> ModelSetup:

@@ -1,9 +1,10 @@
 """The settings of the trainer: all that it takes of a run's configuration."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lachesis.pipeline.evaluator.schedule import EvaluableSteps
 from lachesis.pipeline.inference.config import InferenceConfig
@@ -12,7 +13,13 @@ from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.tracker import Tracker
 from lachesis.pipeline.weights.config import WeightsConfig
 
-__all__ = ["TrainerSettings"]
+if TYPE_CHECKING:  # it takes these settings
+    from lachesis.pipeline.trainer.backend import TrainerBackend
+
+__all__ = ["OpenBackend", "TrainerSettings"]
+
+OpenBackend = Callable[..., "AbstractAsyncContextManager[TrainerBackend]"]
+"""Gets the service and the `TrainerSettings`, and holds what the back end needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,7 @@ class TrainerSettings:
     evaluable: EvaluableSteps
     alerts_from: Literal["inform", "warn", "quarantine", "halt"]
     """The least verdict that goes to the trackers."""
+    open_backend: OpenBackend
     trackers: Callable[[str], Iterable[Tracker]]
     """Opens the trackers, given the run's name in them. Raises `StartupError` where a package is missing."""
     run_file: Callable[[], str]

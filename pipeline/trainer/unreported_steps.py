@@ -14,7 +14,6 @@ from lachesis.pipeline.trainer.distance_by_env import bounded_mismatches
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.train_loop import publish_with_retries
-from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch
 
 __all__ = ["UnreportedSteps"]
@@ -40,10 +39,10 @@ class UnreportedSteps:
     mismatches: list[Mismatch] = field(default_factory=list)
     dropped: int = 0
 
-    def record_void(self, number: int, error: DataError) -> None:
+    def record_void(self, number: int, reason: str) -> None:
         """Batch `number` could not be trained."""
-        log.warning("batch %d is void: %s", number, error)
-        self.voids.append(VoidBatch(number, str(error)))
+        log.warning("batch %d is void: %s", number, reason)
+        self.voids.append(VoidBatch(number, reason))
 
     def record_drops(self, number: int, selected: TrainableBatch) -> None:
         """Batch `number` is trained on what was `selected` of it."""

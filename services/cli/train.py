@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
 from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
@@ -145,7 +145,10 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
 def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | None) -> RunConfig:
     """Return the configuration of an offline trainer: its own folder, model, name, and end."""
     training = msgspec.structs.replace(
-        config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
+        config.training,
+        name=record.trainer,
+        steps=min(steps or record.batches, record.batches),
+        backend=THIS_MACHINE,
     )
     folder = config.path / OFFLINE_FOLDER / record.trainer
     return msgspec.structs.replace(config, folder=str(folder), model=record.model, training=training)

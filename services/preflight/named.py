@@ -17,7 +17,7 @@ from lachesis.pipeline.common.user_code import missing_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import strategy_names
 from lachesis.pipeline.environment import load as environments
-from lachesis.pipeline.extension import TrainerBackend, load_place
+from lachesis.pipeline.extension import TrainerSpec, load_place
 from lachesis.pipeline.model.source import find_model
 from lachesis.pipeline.normalizer.config.advantage import estimator_names
 from lachesis.pipeline.scorer import raters
@@ -118,7 +118,7 @@ def _templates(config: RunConfig) -> Iterator[Problem]:
             yield Problem(setting, str(error), "name a file with a chat template in Jinja's syntax, or give its text")
 
 
-def _tokenizer(config: RunConfig, elsewhere: TrainerBackend) -> Iterator[Problem]:
+def _tokenizer(config: RunConfig, elsewhere: TrainerSpec) -> Iterator[Problem]:
     """Yield what is wrong with the tokenizer, all that is here of a model that is trained elsewhere."""
     setting, there = load_place(elsewhere.model)(config)
     if config.model is None and there is None:

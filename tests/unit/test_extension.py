@@ -54,7 +54,7 @@ from typing import Any
 from lachesis import RewardGroup
 from lachesis.pipeline.curriculum.logic.strategy import Strategy
 from lachesis.pipeline.extension import (
-    EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting, TrackerSpec, TrainerBackend
+    EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting, TrackerSpec, TrainerSpec
 )
 
 served = []
@@ -86,7 +86,7 @@ EXTENSION = Extension(
     raters={"plum": "plums:rate"},
     services={"shaker": ServiceSpec("shaker", "plums:serve", 1, "shakes")},
     engines={"plum": EngineSpec(serve="plums:serve", says="plum", extra="plum-engine")},
-    trainers={"tree": TrainerBackend(stage="plums:serve", serving="plums:serve", extra="tree", model="a:b", port="")},
+    trainers={"tree": TrainerSpec(open="plums:serve", serving="plums:serve", extra="tree", model="a:b", port="")},
     trackers={"training.plums": TrackerSpec(open="a:b", place="a:b", is_wanted=wanted, extra="j")},
 )
 """
@@ -265,7 +265,8 @@ async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[
     run = config(**{"training.plums": 5, "training.backend": "tree", "mode": "train", "model": "m"})
     assert run.at("training.plums", 0) == 5
     assert needed_extras(run) >= {"j", "tree"}
-    assert service_of(run, "trainer", "").stage == service_of(run, "inference", "policy").stage == "plums:serve"
+    assert service_of(run, "trainer", "").backend == service_of(run, "inference", "policy").stage == "plums:serve"
+    assert service_of(run, "trainer", "").stage == services()["trainer"].stage
     assert service_of(run, "inference", "teacher") == services()["inference"]
     assert callable(load_stage(services()["shaker"]))
     assert "shaker" not in {row.service for row in planned_processes(run)}, "without a plan it is started by hand"

@@ -1,6 +1,6 @@
 """Training at Tinker by its own SDK, and the policy served at /v1. No torch."""
 
-from lachesis.pipeline.extension import Extension, Setting, TrainerBackend
+from lachesis.pipeline.extension import Extension, Setting, TrainerSpec
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 
 __all__ = ["EXTENSION"]
@@ -13,8 +13,8 @@ EXTENSION = Extension(
     settings={"training.tinker": Setting(TinkerConfig, TinkerConfig(), "Training at Tinker.")},
     check=f"{_HERE}.config:check_tinker",
     trainers={
-        "tinker": TrainerBackend(
-            stage=f"{_HERE}.stage:run_tinker_trainer",
+        "tinker": TrainerSpec(
+            open=f"{_HERE}.backend:open_tinker",
             serving=f"{_HERE}.serving:run_tinker_inference",
             extra="tinker",
             model=f"{_HERE}.names:named_model",

@@ -20,9 +20,10 @@ from tinker.lib.retryable_exception import RetryableException
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.extensions.tinker.key import KEY_VARIABLE, read_key
-from lachesis.schemas.errors import DataError, LachesisError
+from lachesis.pipeline.trainer.backend import BatchRefusedError
+from lachesis.schemas.errors import LachesisError
 
-__all__ = ["BatchRefusedError", "TinkerClient", "TinkerTrainer", "open_client", "own_errors", "trainable_models"]
+__all__ = ["TinkerClient", "TinkerTrainer", "open_client", "own_errors", "trainable_models"]
 
 T = TypeVar("T")
 _FAREWELL_S = 5.0
@@ -31,10 +32,6 @@ _FAREWELL_S = 5.0
 
 _REFUSALS = frozenset({400, 413, 422})
 """HTTP statuses by which a request is refused for what it holds."""
-
-
-class BatchRefusedError(DataError):
-    """Raised when Tinker refuses a batch for its content. Load a saved state then."""
 
 
 @contextmanager

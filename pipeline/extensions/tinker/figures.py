@@ -13,8 +13,8 @@ import numpy as np
 import tinker
 from numpy.typing import NDArray
 
-from lachesis.pipeline.trainer.distance_by_env import env_figures, mismatch_by_env, summed_by
-from lachesis.pipeline.trainer.metrics import TokenFigures, reward_figures, staleness_figures
+from lachesis.pipeline.trainer.distance_by_env import mismatch_by_env, summed_by
+from lachesis.pipeline.trainer.metrics import TokenFigures
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.ledger import Mismatch
@@ -30,20 +30,17 @@ def tinker_figures(
     forward: tinker.ForwardBackwardOutput,
     optimizer: tinker.OptimStepResponse,
     mismatch: Mismatch,
-    number: int,
 ) -> dict[str, float]:
-    """Return the figures of step `number`, counted from 0. `mismatch`: as `mismatch_of` returns it.
+    """Return the figures of a step that Tinker alone knows. `mismatch`: as `mismatch_of` returns it.
 
     `train/loss` is the mean over the trained tokens of the batch: of the loss that Tinker reports, or else of
     importance sampling's -w A by the logprobs that it returned.
     """
     tokens = sequence_figures(selected.sequences)
     figures = {
-        "train/step": float(number + 1),
         "train/sequences": float(tokens.sequences),
         "train/tokens": float(tokens.tokens),
         **tokens.figures(),
-        **staleness_figures([number - ref.policy_step for ref in selected.refs]),
     }
     told = forward.metrics.get(_LOSS_SUM)
     known = {
@@ -55,9 +52,7 @@ def tinker_figures(
         "logprobs/mean_training": None if mismatch.k1 is None else tokens.logprobs - mismatch.k1,
     }
     figures |= {name: value for name, value in known.items() if value is not None}
-    figures |= env_figures(mismatch.envs or {})
-    figures |= {f"tinker/{name}": value for name, value in (forward.metrics | (optimizer.metrics or {})).items()}
-    return figures | reward_figures(selected.refs)
+    return figures | {f"tinker/{name}": value for name, value in (forward.metrics | (optimizer.metrics or {})).items()}
 
 
 def sequence_figures(sequences: Sequence[TrainingSequence]) -> TokenFigures:

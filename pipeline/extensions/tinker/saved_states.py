@@ -20,7 +20,15 @@ from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
 
-__all__ = ["TINKER_STATE", "TinkerState", "needed_states", "read_tinker_state", "record_state", "write_saved_states"]
+__all__ = [
+    "TINKER_STATE",
+    "TinkerState",
+    "needed_states",
+    "read_saved_states",
+    "read_tinker_state",
+    "record_state",
+    "write_saved_states",
+]
 
 TINKER_STATE = "tinker.json"
 _RECORD = "tinker_states.json"
@@ -52,17 +60,16 @@ def read_tinker_state(path: Path) -> TinkerState:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
 
 
-def record_state(folder: Path, state: str) -> set[str]:
-    """Put a state on record that was just saved, and return all there are.
+def record_state(folder: Path, state: str) -> None:
+    """Put a state on record that was just saved.
 
     Those of checkpoints that were made before there was a record are added.
     """
-    states = {state} | _read_saved_states(folder) | needed_states(folder)
-    write_saved_states(folder, states)
-    return states
+    write_saved_states(folder, {state} | read_saved_states(folder) | needed_states(folder))
 
 
-def _read_saved_states(folder: Path) -> set[str]:
+def read_saved_states(folder: Path) -> set[str]:
+    """Return the states on record. Raises `CheckpointError` where the record cannot be read."""
     try:
         return set(from_json(_RECORD, list[str], read_small_file(folder / _RECORD)))
     except FileNotFoundError:

@@ -14,13 +14,13 @@ import msgspec
 import torch
 
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
-from lachesis.pipeline.trainer import stage
+from lachesis.pipeline.trainer import torch_backend
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.services.cli import main
 
 folder = Path(os.environ["TRAINER_FOLDER"])
 stop_in = int(os.environ.get("STOP_IN", "-1"))
-train_batch, step = stage.train_batch, Learner.step
+train_batch, step = torch_backend.train_batch, Learner.step
 
 
 def noting_batch(learner, batch, *args, **kwargs):
@@ -50,7 +50,7 @@ def stepping(learner, batch):
     return step(learner, batch)
 
 
-stage.train_batch = noting_batch
+torch_backend.train_batch = noting_batch
 Learner.step = stepping
 if __name__ == "__main__":
     main()

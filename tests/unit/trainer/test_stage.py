@@ -403,19 +403,19 @@ async def live_until_killed(lab, config):
 @contextmanager
 def dying_at_checkpoint(lab, step, *, before=False):
     """Kill the trainer that is alive at the checkpoint of `step`: before it is begun, or once it is on disk."""
-    save = stage_module.save_content
+    write = stage_module.write_checkpoint
 
-    def saving(folder, content, **kwargs):
-        if content.step == step and before:
+    def writing(folder, state, *args, **kwargs):
+        if state.step == step and before:
             anyio.from_thread.run_sync(lab.alive.kill)
             raise lab.Killed
-        state = save(folder, content, **kwargs)
-        if content.step == step:
+        path = write(folder, state, *args, **kwargs)
+        if state.step == step:
             anyio.from_thread.run_sync(lab.alive.kill)
-        return state
+        return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_module, "save_content", saving)
+        patch.setattr(stage_module, "write_checkpoint", writing)
         yield
 
 
@@ -468,8 +468,8 @@ CRASH_POINTS = {  # where, what, whether before or after it, and how to tell the
     "weights copied": (PolicyPublisher, "_publish", "before", lambda _, step, tensors: step),
     "weights stored": (sender_module, "write_new_weights", "after", lambda tensors, folder, step, *_: step),
     "policy announced": (BatchFeed, "publish_weights", "after", lambda _, version, *about: version.step),
-    "checkpoint copied": (stage_module._Trainer, "_save", "before", lambda _, content, *about: content.step),
-    "checkpoint written": (stage_module, "save_content", "after", lambda folder, content, **about: content.step),
+    "checkpoint copied": (stage_module._Trainer, "_save", "before", lambda _, step, *about: step),
+    "checkpoint written": (stage_module, "write_checkpoint", "after", lambda folder, state, *_, **about: state.step),
     "checkpoint reported": (BatchFeed, "report_trained", "after", lambda _, **about: about["step"]),
 }
 

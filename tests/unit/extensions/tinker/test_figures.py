@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.trainer.batch import pack
-from lachesis.pipeline.trainer.metrics import token_figures
+from lachesis.pipeline.trainer.metrics import batch_figures, token_figures
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.ledger import GroupRef
@@ -60,7 +60,8 @@ def ref(group, env, score):
 def figures(answer):
     selected = TrainableBatch([ref("g", "sums", 0.5), ref("h", "words", 1.0)], SEQUENCES, {})
     mismatch = mismatch_of(SEQUENCES, answer, ["sums", "sums", "words"])
-    return tinker_figures(selected, answer, tinker.OptimStepResponse(), mismatch, 3)
+    own = tinker_figures(selected, answer, tinker.OptimStepResponse(), mismatch)
+    return own | batch_figures(selected.refs, mismatch.envs or {}, 3)
 
 
 def test_the_figures_by_hand():

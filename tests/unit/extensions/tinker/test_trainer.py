@@ -8,6 +8,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from stages import run_trainer
 from tinker_contract.process import KEY, ContractServer
 from unit.extensions.tinker.test_figures import SEED_NAMES
 from unit.trainer.test_stage import reports
@@ -21,9 +22,7 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 
-tinker = pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
-
-from lachesis.pipeline.extensions.tinker.stage import run_tinker_trainer  # noqa: E402
+pytest.importorskip("tinker", reason="the extra `tinker` is not installed")
 
 STEPS = 5
 
@@ -96,7 +95,7 @@ def state_path(config):
 async def test_it_trains_in_order_and_what_it_saves_differs_step_by_step(lab, model, config, server):
     await fill(lab, model)
     with anyio.fail_after(120):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     steps = server.requests("forward_backward")
     assert [int(each["sequences"][0][:32], 16) // 100 for each in steps] == list(range(STEPS))
     assert steps[0]["sequences"] == [f"{n:032x}/{sample}.{sample}.0" for n in (0, 1) for sample in (0, 1)]
@@ -126,7 +125,7 @@ async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no
 
     async def train_until_the_server_forgets():
         try:
-            await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+            await run_trainer(Service(lab.bus, "trainer", "r"), config)
         except (InfrastructureError, BaseExceptionGroup) as error:
             ended_by.extend(leaves(error))
 
@@ -141,7 +140,7 @@ async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no
             await server.start()
             await lab.extend_ledger(*(a_batch(lab, model, number) for number in (3, 4)))
         assert [type(error) for error in ended_by] == [InfrastructureError]
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     (loaded,) = server.requests("load_weights")
     assert loaded["optimizer"]
     models = {}
@@ -153,7 +152,7 @@ async def test_a_server_that_was_killed_and_a_trainer_that_begins_again_train_no
     calm = msgspec.structs.replace(config, folder=str(tmp_path / "calm"))
     forget(lab, subjects.state("r", "trainer", subjects.LIVE, "main"))
     lab.bus._entries.clear()
-    await run_tinker_trainer(Service(lab.bus, "trainer", "r"), calm)
+    await run_trainer(Service(lab.bus, "trainer", "r"), calm)
     undisturbed = server.folder / state_path(calm).removeprefix("tinker://") / "weights"
     assert after != undisturbed
     assert after.read_bytes() == undisturbed.read_bytes()
@@ -166,7 +165,7 @@ async def test_a_batch_that_tinker_refuses_is_void_and_the_run_goes_on_as_if_it_
     await fill(lab, model)
     (server.folder / "refused").write_text(f"{200:032x}")
     with anyio.fail_after(900):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     assert len(server.requests("refused")) == 1
     found = await reports(lab)
     assert [report.step for report in found] == [2, 4, 5]
@@ -187,7 +186,7 @@ async def test_a_refused_batch_takes_no_trained_step_with_it(lab, model, config,
     await fill(lab, model)
     (server.folder / "refused").write_text(f"{300:032x}")
     with anyio.fail_after(900):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     models = {}
     for each in server.requests("forward_backward"):
         models.setdefault(each["model"], []).append(int(each["sequences"][0][:32], 16) // 100)
@@ -199,7 +198,7 @@ async def test_where_every_batch_is_refused_the_trainer_ends_and_says_so(lab, mo
     await fill(lab, model)
     (server.folder / "refused").write_text("\n".join(f"{100 * number:032x}" for number in range(STEPS)))
     with anyio.fail_after(900), pytest.raises((ConfigError, BaseExceptionGroup)) as ended:
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     (leaf,) = leaves(ended.value)
     assert isinstance(leaf, ConfigError)
     assert "Tinker refused 3 batches in a row, 2 the last of them" in str(leaf)
@@ -211,7 +210,7 @@ async def test_states_that_no_checkpoint_names_are_deleted_at_tinker(lab, model,
     config = msgspec.structs.replace(config, training=training)
     await fill(lab, model)
     with anyio.fail_after(900):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     checkpoints = config.path / "checkpoints"
     named = {json.loads(path.read_text())["state"] for path in checkpoints.glob("step-*/tinker.json")}
     there = {f"tinker://{path.relative_to(server.folder)}" for path in server.folder.glob("*/weights/*")}
@@ -231,7 +230,7 @@ async def test_a_state_that_cannot_be_deleted_is_tried_again(lab, model, config,
     await fill(lab, model, 2)
     training = msgspec.structs.replace(config.training, steps=2)
     with anyio.fail_after(900):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
+        await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
     assert not left.exists()
     assert json.loads((checkpoints / "tinker_states.json").read_text()) == [state_path(config)]
 
@@ -239,13 +238,13 @@ async def test_a_state_that_cannot_be_deleted_is_tried_again(lab, model, config,
 async def test_a_key_that_is_missing_or_refused_ends_the_start_with_one_clear_error(lab, config, monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(StartupError, match="the variable TINKER_API_KEY holds no key; set it"):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     monkeypatch.setenv("TINKER_API_KEY", "sk-of-another")
     with pytest.raises(StartupError, match="begins with tml-"):
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-nobody")
     with pytest.raises((AccessError, BaseExceptionGroup)) as refused:
-        await run_tinker_trainer(Service(lab.bus, "trainer", "r"), config)
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
     (leaf,) = leaves(refused.value)
     assert isinstance(leaf, AccessError)
     assert "check the key in TINKER_API_KEY" in str(leaf)

@@ -16,7 +16,7 @@ from lachesis.pipeline.offline.reproduction import weights as module
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, verify_batches
 from lachesis.pipeline.offline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.trainer import stage as trainer
+from lachesis.pipeline.trainer import torch_backend as trainer
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.learner import Learner
