@@ -4,6 +4,7 @@ Each stage of the pipeline takes a struct of its own, and knows nothing else of 
 take the whole of it. What extensions and offline trainers need as well is made in `pipeline/config/`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -65,11 +66,7 @@ def ledger_settings(config: RunConfig) -> LedgerSettings:
 def recovery_settings(config: RunConfig) -> RecoverySettings:
     """Return what a recovery has to know of a run."""
     return RecoverySettings(
-        run=config.run,
-        revision=config.revision,
-        trainer=config.training.name,
-        folder=config.path,
-        replicas=config.streams.replicas,
+        **dataclasses.asdict(ledger_settings(config)),
         environments=tuple(config.environments),
         trains=config.mode == "train",
         has_own_server=config.nats is None,
