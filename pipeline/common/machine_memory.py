@@ -1,12 +1,13 @@
-"""Returns how much memory the machine, or the container that this process is in, can still give."""
+"""Returns the memory that machine or container can still give, and counts the kernel's kills for it."""
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["free_on_machine", "half_of_free_memory", "out_of_memory_kills"]
+__all__ = ["MemoryKills", "free_on_machine", "half_of_free_memory", "out_of_memory_kills"]
 
 
 class _GroupFiles(NamedTuple):
@@ -85,3 +86,29 @@ def out_of_memory_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)
+
+
+class MemoryKills:
+    """Notes when this machine's kernel kills for lack of memory, a process of the run or another one.
+
+    `count` returns how many it has killed; it is to be looked at about once a second. `within_s`: seconds between a
+    kill and an end that it explains.
+    """
+
+    def __init__(self, count: Callable[[], int] = out_of_memory_kills, *, within_s: float = 3.0) -> None:
+        self._read = count
+        self._within_s = within_s
+        self._count = count()
+        self._last_s = -math.inf
+
+    def poll(self, now_s: float) -> None:
+        """Note whether it has killed since the last look."""
+        count = self._read()
+        if count > self._count:
+            self._last_s = now_s
+        self._count = count
+
+    def were_just_now(self, now_s: float) -> bool:
+        """Return whether it has killed just before `now_s`: then it may have been what ended there."""
+        self.poll(now_s)
+        return now_s - self._last_s <= self._within_s

@@ -115,6 +115,7 @@ class Vllm:
             await anyio.sleep(_GROUP_POLL_S)
 
     def _check_running(self) -> None:
+        self._output.poll()
         if self._process.returncode is not None:
             reason = self._output.reason()
             why = f": {reason}" if reason else "; its output above says why"

@@ -1,20 +1,24 @@
 """Finds in vLLM's output why it ended, because its last line says no more than "see root cause above".
 
-A process that the kernel kills for lack of memory says nothing; then the kernel's count of such kills has risen.
+A process that the kernel kills for lack of memory says nothing; then the kernel's count of such kills rose just before
+vLLM ended.
 """
 
 import os
 import re
 import stat
 import sys
+import time
 from contextlib import suppress
 
-from lachesis.pipeline.common.machine_memory import out_of_memory_kills
+from lachesis.pipeline.common.machine_memory import MemoryKills
 
 __all__ = ["OutputMark", "failure_reason"]
 
 _MAX_BYTES = 1 << 20
 _MAX_CHARS = 600
+_ENDING_S = 15.0
+"""Seconds that vLLM may take to end once the kernel has killed one of its processes: each waits for those below it."""
 _LOGGED = re.compile(r"^(?:\([^)]*\) )?(?:ERROR [0-9-]+ [0-9:]+ \[[^\]]*\] ?)?")
 _ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (?P<text>.*))?$")
 _USAGE = re.compile(r"^(?:[\w.-]+: error|/\S+): (?!\w*Warning: )(?P<text>.+)$")
@@ -31,7 +35,7 @@ def failure_reason(output: str, *, starved: bool = False) -> str | None:
     """Return the first error in vLLM's output that has a message, None if there is none.
 
     Later errors are raised by processes that waited for the one that failed. `starved`: the kernel has killed a process
-    for lack of memory meanwhile, which leaves no message.
+    for lack of memory as vLLM ended, which leaves no message.
     """
     lines = [_LOGGED.sub("", line) for line in output.splitlines()]
     died = next((found["process"] for line in lines if (found := _DIED.search(line))), None)
@@ -52,13 +56,17 @@ def failure_reason(output: str, *, starved: bool = False) -> str | None:
 class OutputMark:
     """Remembers where this process's log ends, to read later what a child has written after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kills: MemoryKills | None = None) -> None:
         self._start = _log_size()
-        self._kills = out_of_memory_kills()
+        self._kills = kills or MemoryKills(within_s=_ENDING_S)
+
+    def poll(self) -> None:
+        """Look at what the kernel has killed, about once a second while the child runs."""
+        self._kills.poll(time.monotonic())
 
     def reason(self) -> str | None:
-        """Return why the child failed, by its output and the kernel's count; None: neither says it."""
-        starved = out_of_memory_kills() > self._kills
+        """Return why the child has just failed, by its output and the kernel's count; None: neither says it."""
+        starved = self._kills.were_just_now(time.monotonic())
         if self._start is None:
             return failure_reason("", starved=starved)
         with suppress(OSError), open("/proc/self/fd/2", "rb") as file:  # noqa: PTH123 - of this process, not a path

@@ -8,12 +8,10 @@ does one that met a full disk, and one whose credentials are refused that were t
 either.
 """
 
-import math
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.pipeline.common.machine_memory import out_of_memory_kills
 from lachesis.services.process.service_process import (
     EXIT_API_KEY,
     EXIT_FENCED,
@@ -27,7 +25,7 @@ from lachesis.services.process.service_process import (
     EXIT_STARTUP,
 )
 
-__all__ = ["MAX_FAILURES", "MemoryKills", "ProcessLife", "Restarts", "describe_crash"]
+__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "describe_crash"]
 
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -67,10 +65,6 @@ _CRASHED_THREAD = "Current thread "
 _FATAL = "Fatal Python error: "
 _STEADY_S = 600.0
 """Seconds in which a process that was up must run out of memory for it to count: what takes longer gets work done."""
-
-
-_JUST_NOW_S = 3.0
-"""Seconds between a kill for lack of memory and an end that it explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,27 +185,3 @@ def describe_crash(lines: Sequence[str]) -> str | None:
     frames = [line.strip() for line in lines[begin:] if line.startswith("  File ")]
     place = next((line for line in frames if "/lib/python" not in line), next(iter(frames), ""))
     return f"{lines[at].removeprefix(_FATAL)}{' at ' if place else ''}{place}"
-
-
-class MemoryKills:
-    """Notes when this machine's kernel kills for lack of memory, a process of the run or another one.
-
-    `count` returns how many it has killed; it is to be looked at about once a second.
-    """
-
-    def __init__(self, count: Callable[[], int] = out_of_memory_kills) -> None:
-        self._read = count
-        self._count = count()
-        self._last_s = -math.inf
-
-    def poll(self, now_s: float) -> None:
-        """Note whether it has killed since the last look."""
-        count = self._read()
-        if count > self._count:
-            self._last_s = now_s
-        self._count = count
-
-    def were_just_now(self, now_s: float) -> bool:
-        """Return whether it has killed just before `now_s`: then it may have been what ended there."""
-        self.poll(now_s)
-        return now_s - self._last_s <= _JUST_NOW_S

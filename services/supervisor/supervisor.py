@@ -34,6 +34,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
+from lachesis.pipeline.common.machine_memory import MemoryKills
 from lachesis.pipeline.common.outages import EXHAUSTED
 from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
@@ -86,7 +87,7 @@ from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.log_limit import LogLimit, read_tail
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
-from lachesis.services.supervisor.restarts import MemoryKills, ProcessLife, Restarts
+from lachesis.services.supervisor.restarts import ProcessLife, Restarts
 from lachesis.services.supervisor.store_place import watch_place
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished

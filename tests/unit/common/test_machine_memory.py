@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lachesis.pipeline.common.machine_memory import _free_in_groups, out_of_memory_kills
+from lachesis.pipeline.common.machine_memory import MemoryKills, _free_in_groups, out_of_memory_kills
 
 
 def test_what_the_limits_of_control_groups_leave(tmp_path: Path) -> None:
@@ -47,3 +47,14 @@ def test_limits_of_version_1_count_as_well_and_in_a_container_its_own_is_at_the_
 def test_the_kernel_s_count_of_kills_never_falls() -> None:
     first = out_of_memory_kills()
     assert 0 <= first <= out_of_memory_kills()
+
+
+def test_a_kill_for_lack_of_memory_explains_only_what_ends_just_then() -> None:
+    counts = [5]
+    kills = MemoryKills(lambda: counts[-1])
+    kills.poll(1.0)
+    assert not kills.were_just_now(1.5)
+    counts.append(6)
+    assert kills.were_just_now(2.0)
+    kills.poll(3.0)
+    assert not kills.were_just_now(900.0), "it was a neighbour, a quarter of an hour ago"

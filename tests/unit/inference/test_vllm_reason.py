@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from lachesis.pipeline.inference.vllm_reason import failure_reason
+from lachesis.pipeline.common.machine_memory import MemoryKills
+from lachesis.pipeline.inference import vllm_reason
+from lachesis.pipeline.inference.vllm_reason import OutputMark, failure_reason
 
 MEMORY = """
 (APIServer pid=1) WARNING 11-27 06:57:25 [system_utils.py:255] This can cause `OSError: [Errno 24] Too many`.
@@ -74,3 +76,17 @@ def test_what_was_written_before_is_another_start_s(tmp_path) -> None:
     with log.open("ab") as sink:
         done = subprocess.run([sys.executable, "-c", code], stderr=sink, stdout=subprocess.PIPE, check=True, text=True)
     assert done.stdout == "KeyError: 7\n"
+
+
+def test_a_kill_for_lack_of_memory_is_the_reason_only_if_vllm_ended_just_after_it(monkeypatch) -> None:
+    now, counts = [0.0], [5]
+    monkeypatch.setattr(vllm_reason.time, "monotonic", lambda: now[-1])
+    monkeypatch.setattr(vllm_reason, "_log_size", lambda: None)
+    mark = OutputMark(MemoryKills(lambda: counts[-1], within_s=15.0))
+    counts.append(6)
+    now.append(1.0)
+    mark.poll()
+    now.append(9.0)
+    assert "the kernel was out of memory" in (mark.reason() or "")
+    now.append(900.0)
+    assert mark.reason() is None, "a neighbour was killed, a quarter of an hour ago"

@@ -20,7 +20,6 @@ from lachesis.services.supervisor.restarts import (
     MAX_FAILURES,
     MAX_PAUSE_S,
     MIN_PAUSE_S,
-    MemoryKills,
     ProcessLife,
     Restarts,
     describe_crash,
@@ -178,17 +177,6 @@ def test_pauses_grow_while_it_fails_and_stay_short_while_it_is_only_killed() -> 
     assert pauses == [0.2, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     history = Restarts()
     assert {history.ended(ProcessLife(KILLED, 0.5, ready=True)) for _ in range(20)} == {MIN_PAUSE_S}
-
-
-def test_a_kill_for_lack_of_memory_explains_only_what_ends_just_then() -> None:
-    counts = [5]
-    kills = MemoryKills(lambda: counts[-1])
-    kills.poll(1.0)
-    assert not kills.were_just_now(1.5)
-    counts.append(6)
-    assert kills.were_just_now(2.0)
-    kills.poll(3.0)
-    assert not kills.were_just_now(900.0), "it was a neighbour, a quarter of an hour ago"
 
 
 def test_code_that_fails_every_group_ends_the_run_however_long_each_life_takes() -> None:
