@@ -51,17 +51,7 @@ slow: $(VENV)/.dev
 
 # Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scorer/sandbox \
-	  tests/unit/test_messages_name_no_code.py tests/unit/test_ways_to_code.py tests/unit/extensions/reasoning_gym/test_guard.py tests/unit/config/test_policy.py \
-  tests/unit/test_untrusted_code.py tests/unit/common/test_safe_text.py tests/unit/trainer/test_hostile_models.py tests/unit/model/test_shards.py \
-	  tests/unit/extensions/atropos/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
-	  tests/unit/services/test_agent_tools.py tests/unit/services/test_agent_draft.py tests/unit/services/test_agent_server.py \
-	  tests/integration/agent/test_mcp.py tests/unit/environment/test_source_scan.py \
-	  tests/unit/extensions/mlflow/test_tracker.py tests/unit/trainer/test_peer_metrics.py \
-	  tests/unit/inference/test_chat_client.py tests/unit/health/test_webhook.py tests/unit/health/test_notice_webhook.py tests/unit/scorer/test_servers.py \
-	  tests/integration/web/test_web.py tests/unit/scorer/test_hanging_answers.py tests/unit/scorer/test_math.py \
-	  tests/unit/services/test_trusted.py tests/unit/inference/test_text.py tests/unit/offline/archive/test_bombs.py tests/unit/offline/archive/test_hostile_parquet.py \
-	  tests/integration/test_hostile_text.py tests/fuzz/test_fuzz.py $(ARGS)
+	$(BIN)/python -m pytest -m hostile tests $(ARGS)
 
 # Each service's own key at its worst, one after the other, on a run that trains; ARGS: some of the identities.
 own-keys: $(VENV)/.dev

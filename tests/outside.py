@@ -25,12 +25,15 @@ class OutsideError(AssertionError):
     """Raised when a unit test starts a process or uses a socket without being marked `outside`."""
 
 
-def mark_below(folder: Path, items: list[pytest.Item]) -> None:
-    """Mark every test in a folder as `outside`: what computes with torch also starts ranks, servers and workers."""
+def mark_below(folder: Path, items: list[pytest.Item], name: str = "outside") -> None:
+    """Mark every test in a folder, by default as one that is no unit test.
+
+    What computes with torch also starts ranks, servers and workers.
+    """
     below = f"{folder}{os.sep}"
     for item in items:
         if str(item.path).startswith(below):  # comparing with each of its parents costs 20 times as much
-            item.add_marker(pytest.mark.outside)
+            item.add_marker(name)
 
 
 def _look(event: str, arguments: tuple[Any, ...]) -> None:

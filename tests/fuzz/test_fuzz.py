@@ -11,6 +11,8 @@ from fuzz.oracle import Target, judge, minimise
 from fuzz.run import run_target
 from fuzz.targets.all import all_targets
 
+pytestmark = pytest.mark.hostile
+
 CASES = 8_000
 SEED = 20
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
+import pytest
 from fuzz.examples import group
 from stages import run_batcher, run_governor, run_normalizer, run_scorer
 
@@ -27,6 +28,8 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+
+pytestmark = pytest.mark.hostile
 
 RUN = "r"
 ROLLOUT = b"rl.rollout.r.sums"

@@ -23,6 +23,8 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.cli.commands import app
 
+pytestmark = pytest.mark.hostile
+
 __all__ = ["run"]  # the fixture
 
 TEXT = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\u2028\x08[/bold]\r\nFORGED line"

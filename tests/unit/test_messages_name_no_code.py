@@ -22,6 +22,8 @@ from lachesis.schemas.promotion import Promotion, Promotions
 from lachesis.services.promotion import config_under_promotion, promotion
 from lachesis.services.stage_settings import scorer_settings
 
+pytestmark = pytest.mark.hostile
+
 CODE = (
     "planted:run",
     "pydoc:pipepager",

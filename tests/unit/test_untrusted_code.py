@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.hostile
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file for folder in ("schemas", "pipeline", "services", "src") for file in (ROOT / folder).rglob("*.py"))
 

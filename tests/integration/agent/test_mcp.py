@@ -18,7 +18,7 @@ from mcp.types import TextContent
 
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.hostile, pytest.mark.slow, pytest.mark.timeout(600)]
 
 KNOWN: dict[str, dict[str, Any]] = {
     "rl_list_environments": {},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from integration.security.secured import Secured, auth_init, make_certificates
+from outside import mark_below
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.config import StreamsConfig
@@ -79,3 +80,8 @@ _spec.loader.exec_module(_lab)
 def make_lab() -> object:
     """The helpers of the unit tests of stages, around any bus."""
     return _lab.Lab
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here attacks a run."""
+    mark_below(Path(__file__).parent, items, "hostile")

@@ -19,6 +19,8 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.rollout import Message
 from lachesis.services.observe.groups import MAX_SAMPLES
 
+pytestmark = pytest.mark.hostile
+
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202eFORGED'
 REPORT = TrainReport(
     run=RUN, trainer="main", lineage="l", term="t", step=1, ledger_index=0, chain="c", next_batch=1,

@@ -15,6 +15,8 @@ from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.safe_text import SafeOutput, printable, printable_lines, protect_output
 from lachesis.services.output import SafeConsole, json_text
 
+pytestmark = pytest.mark.hostile
+
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\r\x08\u2028\x85\U000e0041[bold]"
 
 

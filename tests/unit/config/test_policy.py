@@ -12,6 +12,8 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy, FieldRule, load_policy
 from lachesis.schemas.errors import ConfigError
 
+pytestmark = pytest.mark.hostile
+
 
 def test_the_nearest_rule_counts() -> None:
     policy = ConfigPolicy(

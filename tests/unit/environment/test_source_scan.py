@@ -13,7 +13,7 @@ from lachesis.pipeline.environment.source_scan import MAX_SOURCE_BYTES, Environm
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.environments import env_list, env_show
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.hostile, pytest.mark.outside]
 
 ATROPOS = b'''
 import raise_if_imported

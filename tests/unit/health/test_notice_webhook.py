@@ -15,6 +15,8 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.notices import Notice
 
+pytestmark = pytest.mark.hostile
+
 FROZEN = Notice(key="silent/1", source="batcher", what="batcher is silent", mend="go on", stops=True)
 HALTED = Notice(key="sums stopped", source="health", what="environment sums is halted", stops=True)
 RAISES = Notice(key="unrated", source="scorer", what="rater mine: KeyError")

@@ -18,6 +18,8 @@ from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding, Sent
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import decode, encode
 
+pytestmark = pytest.mark.hostile
+
 URL = "https://hooks.example/services/secret"
 
 

@@ -12,6 +12,8 @@ from lachesis.pipeline.inference.chat_client import ChatClient
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import DataError
 
+pytestmark = pytest.mark.hostile
+
 KEY = "canary-key"
 
 

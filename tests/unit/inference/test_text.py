@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.inference.text import GrowingText, StopStrings, first_stop, text_of
 
+pytestmark = pytest.mark.hostile
+
 
 def decode(tokens: list[int]) -> str:
     """A tokenizer of single bytes: every character beyond ASCII is several tokens."""

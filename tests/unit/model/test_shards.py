@@ -15,6 +15,8 @@ from lachesis.pipeline.model.shards import INDEX_FILE, weight_file_names
 from lachesis.pipeline.model.source import find_model
 from lachesis.schemas.errors import ConfigError
 
+pytestmark = pytest.mark.hostile
+
 FOREIGN = [
     "../outside.safetensors", "/etc/passwd", "/etc/x.safetensors", "sub/model.safetensors", "..", ".", "", "model.bin",
     "..\\outside.safetensors", "a\0.safetensors", "model.safetensors/../../outside.safetensors", 3, None, ["a"],

@@ -9,7 +9,7 @@ from lachesis.pipeline.scorer.rater import Sample
 from lachesis.pipeline.scorer.raters.json_valid import json_valid
 from lachesis.pipeline.scorer.runner import EnsembleRunner
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.hostile, pytest.mark.outside]
 
 SLOW = "a" * 64 + "!"
 BACKTRACKS = "(a+)+$"

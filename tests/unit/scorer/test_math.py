@@ -20,6 +20,8 @@ from lachesis.pipeline.scorer.raters.math_equal import equal
 from lachesis.pipeline.scorer.raters.math_rater import MathRater
 from lachesis.pipeline.scorer.runner import EnsembleRunner
 
+pytestmark = pytest.mark.hostile
+
 
 @pytest.mark.parametrize(
     ("text", "answer"),

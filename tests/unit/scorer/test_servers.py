@@ -18,7 +18,7 @@ from lachesis.pipeline.scorer.runner import EnsembleRunner
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.hostile, pytest.mark.outside]
 
 SAMPLE = Sample(
     prompt="2 + 2?",

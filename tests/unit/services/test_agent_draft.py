@@ -11,6 +11,8 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import list_environments, select_environment
 from lachesis.services.agent.draft import RunDraft
 
+pytestmark = pytest.mark.hostile
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BASE = """
 model = "somewhere/else"

@@ -13,7 +13,7 @@ from mcp.server.mcpserver import MCPServer
 
 from lachesis.services.agent import server as server_module
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.hostile, pytest.mark.outside]
 
 TOKEN = "token-of-the-test"
 CALL = {

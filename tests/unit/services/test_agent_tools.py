@@ -24,6 +24,8 @@ from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.run.notices_file import NoticesWriter
 from lachesis.services.run.supervisor_state import STATE_FILE, ProcessRecord, SupervisorState
 
+pytestmark = pytest.mark.hostile
+
 POLICY = ConfigPolicy(fields={"scoring.raters": FieldRule(locked=True)})
 
 

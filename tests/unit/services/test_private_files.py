@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.hostile
+
 _WRITE = """
 import os, sys
 os.umask(0o022)

@@ -13,6 +13,8 @@ from lachesis.services.observe.runs import look_at_runs
 from lachesis.services.run import trusted
 from lachesis.services.run.known_runs import find_run
 
+pytestmark = pytest.mark.hostile
+
 STRANGER = 54321
 
 

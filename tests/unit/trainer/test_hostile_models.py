@@ -12,6 +12,8 @@ from lachesis.pipeline.inference.serving_app import _chat_tokens
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.hostile
+
 
 @pytest.fixture
 def policy() -> PolicyModel:

@@ -1,8 +1,12 @@
 """The trainer's log takes other services' figures from their heartbeats, and those alone that belong there."""
 
+import pytest
+
 from lachesis.pipeline.trainer.peer_metrics import PeerMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.control import Heartbeat, StageVitals
+
+pytestmark = pytest.mark.hostile
 
 
 def beat(service, instance="1-a", *, at_s=0.0, metrics=None, **vitals):

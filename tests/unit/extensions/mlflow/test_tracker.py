@@ -15,6 +15,8 @@ from lachesis.pipeline.trainer.samples import ReadableSample
 from lachesis.pipeline.trainer.tracking import open_tracking
 from lachesis.schemas.errors import DataError
 
+pytestmark = pytest.mark.hostile
+
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from lachesis.pipeline.offline.archive.reader import read_groups
 from lachesis.pipeline.tasks.rows import read_file
 from lachesis.schemas.errors import ConfigError
 
+pytestmark = pytest.mark.hostile
+
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 VALUES = 30_000_000

@@ -14,6 +14,8 @@ from lachesis.pipeline.tasks import arrow_rows, row_stores
 from lachesis.pipeline.tasks.rows import read_file
 from lachesis.schemas.errors import ConfigError
 
+pytestmark = pytest.mark.hostile
+
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 TOKENS = 8

@@ -12,7 +12,7 @@ import pytest
 from lachesis.pipeline.extensions.atropos.gateway import app as app_module
 from lachesis.pipeline.extensions.atropos.gateway import body as body_module
 
-pytestmark = pytest.mark.outside
+pytestmark = [pytest.mark.hostile, pytest.mark.outside]
 
 HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
 
