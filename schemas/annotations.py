@@ -156,9 +156,9 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success. `excluded` are the samples that the environment keeps from being trained on. `signals` and `failures` (by
-    rater why the first of its missing ratings is missing) are for the health checks and for people, who look at the
-    live revision alone: elsewhere there are none.
+    success. `excluded` are the samples that the environment keeps from being trained on. `turn_rewards` are those of
+    the rollout ([]: it has none). `signals` and `failures` (by rater why the first of its missing ratings is missing)
+    are for the health checks and for people, who look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -171,6 +171,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     failures: dict[str, str] = {}
     shaping: GroupShaping | None = None
     excluded: list[Count] = []
+    turn_rewards: list[list[Finite]] = []
     stamps: list[Stamp] = []
 
 
@@ -179,9 +180,10 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them. `lengths`,
     the tokens that are trained on, are there where the batcher is to whiten the advantages over its batch ([]: it is
-    not).
-    `shaping` is what was added to each reward for form and length, with the share `shaping_scale` in force ([], None:
-    no shaping); `rewards`, what describes them and the verdict are without it.
+    not). `turn_advantages`: of a rollout with rewards of turns the advantage of each turn, that of its sample included
+    (None: the sample has no reward); [] where `advantages` are those of every token. `shaping` is what was added to
+    each reward for form and length, with the share `shaping_scale` in force ([], None: no shaping); `rewards`, what
+    describes them and the verdict are without it.
     """
 
     verdict: Verdict
@@ -196,6 +198,7 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     success: Finite | None = None
     reason: str | None = None
     lengths: list[Count] = []
+    turn_advantages: list[list[Finite] | None] = []
     shaping: list[Finite | None] = []
     shaping_scale: Finite | None = None
     stamps: list[Stamp] = []
@@ -262,6 +265,8 @@ def check_scores(groups: list[GroupScore]) -> None:
         values = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
         if not all(value is None or math.isfinite(value) for values in values for value in values):
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
+        if item.turn_rewards and len(item.turn_rewards) != n:
+            raise SchemaError(f"group {item.group}: turn_rewards of {len(item.turn_rewards)} samples, where it has {n}")
         if item.signals is not None:
             _check_signals(item.group, item.signals, n)
         if item.shaping is not None:
@@ -273,12 +278,13 @@ def check_rewards(groups: list[GroupReward]) -> None:
     _check_items(groups)
     for item in groups:
         n = len(item.scores)
-        columns = (item.lengths, item.shaping)
+        columns = (item.lengths, item.shaping, item.turn_advantages)
         if len(item.rewards) != n or len(item.advantages) != n or any(len(column) not in {0, n} for column in columns):
             raise SchemaError(f"group {item.group}: scores, rewards, advantages, lengths and shaping differ in length")
         if not all(value is None or math.isfinite(value) for value in (*item.shaping, item.shaping_scale)):
             raise SchemaError(f"group {item.group}: shaping is NaN or infinite")
-        if not all(value is None or abs(value) <= _MAX_ABS_ADVANTAGE for value in item.advantages):
+        values = [*item.advantages, *(value for turns in item.turn_advantages for value in turns or ())]
+        if not all(value is None or abs(value) <= _MAX_ABS_ADVANTAGE for value in values):
             raise SchemaError(f"group {item.group}: an advantage is NaN, infinite or beyond {_MAX_ABS_ADVANTAGE}")
 
 

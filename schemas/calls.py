@@ -192,7 +192,7 @@ class SessionEnd(_Record, frozen=True, kw_only=True):
 
     `rewards` are those that its environment gave, by component. `messages` is the conversation, `calls` the indexes of
     the calls that its sequence consists of, `further` those of each other sequence of the sample, in the order of the
-    rollout, `thought_calls` as in the group's metadata.
+    rollout, `thought_calls` as in the group's metadata. `turn_rewards`: (index of a call, its reward), ascending.
     """
 
     session: str
@@ -203,6 +203,7 @@ class SessionEnd(_Record, frozen=True, kw_only=True):
     further: list[list[Count]] = []
     messages: list[Message] = []
     thought_calls: Count = 0
+    turn_rewards: list[tuple[Count, Finite]] = []
     diverged: str | None = None
 
     def check(self) -> None:

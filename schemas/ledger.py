@@ -63,7 +63,8 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `sequences` is what it weighs in a batch: 1 for each sample, however many sequences that one is trained on.
     `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream;
-    `score` is the group's mean score before normalization.
+    `score` is the group's mean score before normalization. `turn_advantages` as in `GroupReward`: where there are some,
+    they are trained with instead.
     """
 
     group: str
@@ -75,6 +76,7 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     advantages: list[Finite | None]
     teacher: Seq | None = None
     score: Finite | None = None
+    turn_advantages: list[list[Finite] | None] = []
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

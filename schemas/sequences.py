@@ -87,7 +87,9 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     sampling were not kept, so it can be scored but not trained on. `token_bits`: on the wire alone. With it `tokens`
     are uint16 [T], the low halves, and it holds each higher bit that any token has as packed bits [T], the lowest
     first. `sample_index` [n]: which sample a sequence belongs to (None: one sequence a sample). `rewards`: components
-    the environment itself scored, per sample; None where it could not. `turn_rewards`: per sample, one reward a turn.
+    the environment itself scored, per sample; None where it could not. `turn_rewards`: per sample the reward of each
+    turn, in the order of time. Turns are the runs of tokens under the loss mask, in the order of the sample's
+    sequences, unless `turn_order` gives for each of these runs its place in `turn_rewards`.
     `token_advantages` float32 [T]: from an environment that assigns credit itself. `columns`: further per-token columns
     by name (router choices of a mixture of experts, say). `excluded_samples`: those that the environment says must not
     be trained on, ascending. They are rated and count in the group's statistics as all others.
@@ -102,6 +104,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     sample_index: list[int] | None = None
     rewards: dict[str, list[float | None]] = {}
     turn_rewards: list[list[float]] | None = None
+    turn_order: list[list[int]] | None = None
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
     token_bits: bytes | None = None
@@ -154,6 +157,32 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
             order = np.argsort(np.repeat(self.sample_index, self._counts()), kind="stable")
             tokens, logprobs = tokens[order], None if logprobs is None else logprobs[order]
         return GeneratedTokens(tokens, logprobs, [*accumulate(self.lengths, initial=0)])
+
+    def turns(self) -> NDArray[np.int32]:
+        """Return for each token int32 [T] its place in its sample's `turn_rewards`, -1 off the loss mask.
+
+        The columns must have been checked. Raises `SchemaError` unless the turns are those of `turn_rewards`.
+        """
+        mask, rewards = self.mask, self.turn_rewards or []
+        starts = np.flatnonzero(mask & ~np.concatenate([[False], mask[:-1]]))
+        sequence = np.searchsorted(self.cuts(), starts, side="right") - 1
+        samples = sequence if self.sample_index is None else np.asarray(self.sample_index)[sequence]
+        place = np.zeros(len(starts), np.int32)
+        for sample in range(self.n_samples):
+            runs = np.flatnonzero(samples == sample)
+            known = len(rewards[sample]) if sample < len(rewards) else 0
+            order = range(len(runs)) if self.turn_order is None else self.turn_order[sample]
+            if len(order) != len(runs) or (self.turn_order is None and known != len(runs)):
+                raise SchemaError(
+                    f"turn_rewards: {known} for sample {sample}, where the loss mask lets in {len(runs)} runs of "
+                    "tokens; give one for each, or turn_order"
+                )
+            if any(not 0 <= at < known for at in order):
+                raise SchemaError(f"turn_order: sample {sample} has {known} turns, and a run is of none of them")
+            place[runs] = order
+        turns = np.full(len(mask), -1, np.int32)
+        turns[mask] = np.repeat(place, _run_lengths(mask, starts))
+        return turns
 
     def _counts(self) -> NDArray[np.int64]:
         """Return how many tokens of each sequence the loss mask lets in."""
@@ -232,6 +261,15 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
                 raise SchemaError(f"turn_rewards: {len(self.turn_rewards)} samples where there are {samples}")
             if not all(np.isfinite(value) for turns in self.turn_rewards for value in turns):
                 raise SchemaError("turn_rewards: NaN or infinite")
+        if self.turn_order is not None and (self.turn_rewards is None or len(self.turn_order) != samples):
+            raise SchemaError("turn_order: it orders the turn_rewards of each sample, and is of other samples")
+
+
+def _run_lengths(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many tokens each run of true values has, given where the runs start."""
+    ends = np.flatnonzero(mask & ~np.concatenate([mask[1:], [False]]))
+    lengths: NDArray[np.int64] = ends + 1 - starts
+    return lengths
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:

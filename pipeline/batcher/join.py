@@ -78,6 +78,7 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
         advantages=reward.advantages,
         teacher=teacher,
         score=finite_mean(scores),
+        turn_advantages=reward.turn_advantages,
     )
 
 

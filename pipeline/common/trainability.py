@@ -14,16 +14,11 @@ from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_di
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import RolloutGroup, Sequences
 from lachesis.schemas.sequences import TEACHER_COLUMN
 
-__all__ = ["NO_TURN_REWARDS", "TEXT_ALONE", "TrainerLimits", "TrainerReads", "why_nothing_to_train", "why_untrainable"]
-
-NO_TURN_REWARDS = (
-    "rewards of single turns are not trained on; add them up into the reward of the sample, or assign credit yourself "
-    "with an advantage for each token"
-)
-"""Why `turn_rewards` are refused wherever they come in."""
+__all__ = ["TEXT_ALONE", "TrainerLimits", "TrainerReads", "why_nothing_to_train", "why_untrainable"]
 
 _MAX_QUOTED_CHARS = 80
 """Characters of a foreign tokenizer's hash or column's name that a reason repeats."""
@@ -43,9 +38,9 @@ TEXT_ALONE: Final = TrainerReads()
 class TrainerLimits(NamedTuple):
     """What a trainer can read. `tokenizer_hash` and `vocabulary` (the number of token ids) are None where unknown.
 
-    `reads`: what it reads in addition to text tokens. None: whole groups, as a trainer of one's own may, with rewards
-    of turns too. `temperature`: what it divides logits by; None: not known, so how a group was sampled is not compared.
-    `truncated`: whether it trains on samples that were cut off at their length limit.
+    `reads`: what it reads in addition to text tokens. None: whole groups, as a trainer of one's own may. `temperature`:
+    what it divides logits by; None: not known, so how a group was sampled is not compared. `truncated`: whether it
+    trains on samples that were cut off at their length limit.
     """
 
     tokenizer_hash: str | None = None
@@ -83,6 +78,8 @@ def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
                 f"{held}: this run's trainer reads {_named(limits.reads)} and would train without; leave it out, or "
                 "name in training.inputs what gives it to the model"
             )
+    if group.sequences.turn_rewards is not None and (reason := _why_no_turns(group.sequences)) is not None:
+        return reason
     if limits.temperature is not None:
         masked = limits.reads is not None and MASK_COLUMN in limits.reads.columns & group.sequences.columns.keys()
         difference = sampling_difference(group.generation, limits.temperature, masked=masked)
@@ -105,10 +102,20 @@ def _unread(group: RolloutGroup, reads: TrainerReads) -> str:
     """Return what of the group is not read, "" if all is."""
     sequences = group.sequences
     held = ["attachments"] * (bool(group.attachments) and not reads.attachments)
-    held += ["turn_rewards"] * (sequences.turn_rewards is not None)
     known = _trained_or_needless(sequences) | reads.columns
     held += [name[:_MAX_QUOTED_CHARS] for name in sorted(set(sequences.columns) - known)]
     return ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+
+
+def _why_no_turns(sequences: Sequences) -> str | None:
+    """Return why the rewards of turns cannot be credited to tokens, None if they can."""
+    if sequences.token_advantages is not None:
+        return "turn_rewards and token_advantages: both say what each token is credited with; give one of them"
+    try:
+        sequences.turns()
+    except SchemaError as error:
+        return str(error)
+    return None
 
 
 def _named(reads: TrainerReads) -> str:

@@ -26,7 +26,6 @@ from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
-from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.environment import Environment, Reward, resolve_awaitable
@@ -132,7 +131,9 @@ async def collect_group(
     if env.tool_timeout_s >= env.turn_timeout_s:
         raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
     if hasattr(env, "turn_reward"):
-        raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
+        raise ConfigError(
+            f"{type(env).__name__}.turn_reward: there is no such hook; call session.reward_turn(value) after a turn"
+        )
     started_ns = time.time_ns() if started_ns is None else started_ns
     config = config or CollectConfig()
     group = group or new_group_id()
@@ -410,6 +411,7 @@ def build_group(
     offsets = [0, *accumulate(len(one.tokens) for one in sequences)]
     sample_index = [sample for sample, session in enumerate(draft.sessions) for _ in session.sequences]
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
+    turn_rewards, turn_order = _turn_rewards(draft.sessions)
     notes = {**draft.metadata, **(metadata or {})}
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
@@ -445,6 +447,8 @@ def build_group(
             version_spans=spans,
             sample_index=sample_index if len(sequences) > len(draft.sessions) else None,
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
+            turn_rewards=turn_rewards,
+            turn_order=turn_order,
             token_advantages=draft.extras.token_advantages,
             columns={**_experts(sequences), **_sampling_mask(sequences), **draft.extras.columns},
             excluded_samples=draft.extras.excluded_samples,
@@ -461,7 +465,23 @@ def build_group(
         metadata=notes,
     )
     group.check()
+    if group.sequences.turn_rewards is not None:
+        group.sequences.turns()
     return group
+
+
+def _turn_rewards(sessions: Sequence[Session]) -> tuple[list[list[float]] | None, list[list[int]] | None]:
+    """Return `turn_rewards`, 0 for a turn without one, and `turn_order`; None if no turn has one, or in order."""
+    if not any(session.turn_rewards for session in sessions):
+        return None, None
+    rewards, order = list[list[float]](), list[list[int]]()
+    for session in sessions:
+        trained = [call for one in session.sequences for call in one.turns]
+        calls = sorted({*trained, *session.turn_rewards})
+        rewards.append([session.turn_rewards.get(call, 0.0) for call in calls])
+        order.append([calls.index(call) for call in trained])
+    in_order = all(own == list(range(len(given))) for own, given in zip(order, rewards, strict=True))
+    return rewards, None if in_order else order
 
 
 def _generation(sampling: SamplingParams) -> dict[str, Any]:

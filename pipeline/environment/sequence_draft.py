@@ -27,6 +27,8 @@ class SequenceDraft:
         self.versions: list[tuple[int, str]] = []
         self.routed_experts: NDArray[np.int16] | None = None
         self.sampling_masks: list[tuple[int, MaskRows]] = []
+        self.turns: list[int] = []
+        """The calls that are trained in this sequence, in the order in which their tokens lie."""
 
     def put(self, ids: Sequence[int]) -> None:
         """Append tokens that the model did not generate."""
@@ -34,9 +36,14 @@ class SequenceDraft:
         self.loss_mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
 
-    def append(self, turn: ModelTurn, *, trained: bool = True) -> None:
-        """Append what the model generated. `trained`: False if another sequence of the sample trains it."""
+    def append(self, turn: ModelTurn, *, trained: bool = True, call: int | None = None) -> None:
+        """Append what the model generated. `trained`: False if another sequence of the sample trains it.
+
+        `call`: the number of its call in the session, in the order of time; None: the next one.
+        """
         start = len(self.tokens)
+        if trained:
+            self.turns.append(len(self.turns) if call is None else call)
         for position, version in turn.versions:
             if not self.versions:
                 self.versions.append((0, version))  # the prompt counts with the first generated token

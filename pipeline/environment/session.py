@@ -8,13 +8,13 @@ environment that swallows the exception still yields no rollout.
 
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from lachesis.pipeline.common.trainability import NO_TURN_REWARDS
+from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
@@ -117,6 +117,8 @@ class Session(SequenceDraft):
         self.messages = task.messages
         self.replies: list[Reply] = []
         self.further: list[SequenceDraft] = []
+        self.turn_rewards: dict[int, float] = {}
+        """By call the rewards of single turns; see `reward_turn`."""
         self.state: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
         """What is to be read of the sample in its group's metadata (`samples`): plain values of a few KiB."""
@@ -183,9 +185,24 @@ class Session(SequenceDraft):
         """Append messages to the conversation, for the model to answer; plain text is a user's message."""
         self.messages += [Message(role="user", content=m) if isinstance(m, str) else m for m in messages]
 
-    def reward_turn(self, value: float) -> NoReturn:
-        """Raise `EnvironmentCodeError`: nothing would be learned from the reward of a single turn."""
-        raise EnvironmentCodeError(f"reward_turn({value!r}): {NO_TURN_REWARDS}")
+    def reward_turn(self, value: float, turn: int = -1) -> None:
+        """Give a turn a reward of its own, in addition to that of the sample; several for one turn add up.
+
+        `turn` is its place in `replies`. It credits this turn, and those before it by `advantage.turn_discount`; turns
+        that get none have a reward of 0. Raises `EnvironmentCodeError` for what is no number, and if there is no such
+        turn.
+        """
+        try:
+            reward = finite_number(value)
+        except ValueError as error:
+            raise EnvironmentCodeError(f"reward_turn: {error}; give a finite number") from error
+        if not -len(self.turns) <= turn < len(self.turns):
+            raise EnvironmentCodeError(
+                f"reward_turn({reward:g}, {turn}): the model has answered {len(self.turns)} times; await "
+                "session.generate() first"
+            )
+        call = self.turns[turn]
+        self.turn_rewards[call] = self.turn_rewards.get(call, 0.0) + reward
 
     async def generate(self) -> Reply:
         """Let the model answer the conversation; append and return its reply.
@@ -206,18 +223,21 @@ class Session(SequenceDraft):
                 raise SampleEnded from error
             self.failure = error
             raise
-        return self._add_reply(turn, parsed)
+        return self._add_reply(turn, parsed, None if self._calls is None else self._calls.newest)
 
-    def add_turn(self, new: Sequence[int], turn: ModelTurn, calls: Sequence[ToolCall] = ()) -> None:
+    def add_turn(
+        self, new: Sequence[int], turn: ModelTurn, calls: Sequence[ToolCall] = (), call: int | None = None
+    ) -> None:
         """Append a turn that `requests` generated for code that holds the conversation itself.
 
         `new`: the tokens between the sequence so far and the turn. The messages that led to it are added before.
+        `call`: its number, as in `SequenceDraft.append`.
         """
         self.put(new)
-        self._add_reply(turn, ParsedCalls(list(calls), []))
+        self._add_reply(turn, ParsedCalls(list(calls), []), call)
 
-    def _add_reply(self, turn: ModelTurn, parsed: ParsedCalls) -> Reply:
-        self.append(turn)
+    def _add_reply(self, turn: ModelTurn, parsed: ParsedCalls, call: int | None = None) -> Reply:
+        self.append(turn, call=call)
         reply = Reply(
             text=turn.text,
             finish_reason=turn.finish_reason,
@@ -251,7 +271,14 @@ class Session(SequenceDraft):
     async def end(self, rewards: dict[str, float | None]) -> None:
         """Record that the sample is finished, if its calls are."""
         if self._calls is not None:
-            await self._calls.end(self.sample, rewards, self.finish_reason, self.messages, self.thought_calls)
+            await self._calls.end(
+                self.sample,
+                rewards,
+                self.finish_reason,
+                self.messages,
+                self.thought_calls,
+                turn_rewards=sorted(self.turn_rewards.items()),
+            )
 
     def restore(self, end: SessionEnd, paths: Sequence[Sequence[SessionCall]]) -> None:
         """Become what the session was when it ended, by the calls of each sequence; nothing runs again."""
@@ -261,10 +288,11 @@ class Session(SequenceDraft):
             for call in path:
                 prompt, turn = recorded_turn(call, one.routed_experts)
                 one.put(prompt)
-                one.append(turn, trained=call.index in own)
+                one.append(turn, trained=call.index in own, call=call.index)
                 if one is self:
                     self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
         self.replies[-1] = msgspec.structs.replace(self.replies[-1], thought_calls=end.thought_calls)
+        self.turn_rewards = dict(end.turn_rewards)
         self.messages = list(end.messages)
         self.finish_reason = end.finish_reason
 

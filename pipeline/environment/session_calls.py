@@ -157,6 +157,11 @@ class SessionCalls:
         self._path.append(place.index)
 
     @property
+    def newest(self) -> int | None:
+        """The index of the call that was answered last; None before the first."""
+        return self._path[-1] if self._path else None
+
+    @property
     def recorded(self) -> list[SessionCall]:
         """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""
         return [self._known.calls[index] for index in sorted(self._known.calls)]
@@ -246,6 +251,8 @@ class SessionCalls:
         finish_reason: FinishReason,
         messages: list[Message],
         thought_calls: int,
+        *,
+        turn_rewards: list[tuple[int, float]],
     ) -> None:
         """Store that the sample is finished, with the rewards that its environment gave."""
         recorder = self._group.recorder
@@ -261,6 +268,7 @@ class SessionCalls:
                 further=list(self._further),
                 messages=messages,
                 thought_calls=thought_calls,
+                turn_rewards=turn_rewards,
                 diverged=self.diverged,
             )
         )

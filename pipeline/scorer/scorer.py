@@ -147,6 +147,7 @@ class EnvironmentScorer:
             failures={name: text for name, text in failures.items() if text},
             shaping=self._shape(group, scores, samples),
             excluded=list(group.sequences.excluded_samples),
+            turn_rewards=group.sequences.turn_rewards or [],
         )
 
     @property

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.token_credit import token_credit
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.config import LearnerConfig
@@ -116,8 +117,7 @@ def training_sequences(
     reason = why_untrainable(group, limits)
     if reason is not None:
         raise UnsupportedError(reason)
-    if len(ref.advantages) != group.sequences.n_samples:
-        raise DataError(f"{len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
+    credit_of = token_credit(ref, group)
     if teacher is not None and teacher.n_tokens != group.sequences.n_tokens:
         raise DataError(f"{teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
     own_values = _own_teacher(group) if teacher is None else None
@@ -132,9 +132,8 @@ def training_sequences(
     samples = group.sequences.sample_index or range(len(group.sequences))
     left_out = _left_out(group, limits)
     found = []
-    for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
-        advantage = ref.advantages[sample]
-        if advantage is None or sample in left_out or not sequence.loss_mask.any():
+    for i, (sequence, sample, credit) in enumerate(zip(group.sequences, samples, credit_of, strict=True)):
+        if credit is None or sample in left_out or not sequence.loss_mask.any():
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
@@ -146,7 +145,7 @@ def training_sequences(
             tokens=sequence.tokens,
             loss_mask=sequence.loss_mask,
             logprobs=sequence.logprobs,
-            advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
+            advantage=credit,
             **columns,
             prepared=() if prepared is None else prepared[i],
             group_id=group.id,
@@ -214,5 +213,17 @@ def shuffled(ref: GroupRef, seed: int) -> GroupRef:
     The order depends on the seed and the group alone.
     """
     rng = np.random.default_rng([seed, int(ref.group, 16)])
-    order = rng.permutation(len(ref.advantages))
-    return msgspec.structs.replace(ref, advantages=[ref.advantages[i] for i in order])
+    order = rng.permutation(len(ref.advantages)).tolist()
+    found = msgspec.structs.replace(ref, advantages=[ref.advantages[i] for i in order])
+    if not ref.turn_advantages:
+        return found
+    turns = [_of_length(ref.turn_advantages[i], own) for i, own in zip(order, ref.turn_advantages, strict=True)]
+    return msgspec.structs.replace(found, turn_advantages=turns)
+
+
+def _of_length(given: list[float] | None, own: list[float] | None) -> list[float] | None:
+    """Return `given` with as many turns as `own`: the last one is repeated, or further ones are left out."""
+    if not given:
+        return given
+    n = len(given if own is None else own)
+    return [given[min(k, len(given) - 1)] for k in range(n)]

@@ -60,6 +60,8 @@ class AgentSession:
         self._begun: dict[str, anyio.Event] = {}
         """By digest, the requests that are being answered."""
         self._texts: dict[int, str] = {}
+        self._turn_rewards: dict[int, float] = {}
+        """By the place of a call the reward of its answer."""
         self._calls = session.calls
         self._left_over = [] if session.calls is None else list(session.calls.recorded)
         """Calls of the session before a kill that were not requested again yet."""
@@ -96,14 +98,16 @@ class AgentSession:
             if self._begun.get(digest) is done:
                 del self._begun[digest]
 
-    def report(self, rewards: Mapping[str, float | None]) -> None:
+    def report(self, rewards: Mapping[str, float | None], turns: Mapping[str, float] | None = None) -> None:
         """Take the session's rewards, which end it. A report that is repeated as it was changes nothing.
 
-        Raises `SessionEndedError` for another one.
+        `turns`: further ones of single answers, by the answer's id. Raises `SessionEndedError` for another report, and
+        `DataError` for an id that names no single answer of the session.
         """
-        if self.rewards is not None and dict(rewards) != self.rewards:
+        of_turns = {self.tree.place_of(name): value for name, value in (turns or {}).items()}
+        if self.rewards is not None and (dict(rewards), of_turns) != (self.rewards, self._turn_rewards):
             raise SessionEndedError("this session has another reward already")
-        self.rewards = dict(rewards)
+        self.rewards, self._turn_rewards = dict(rewards), of_turns
         self.ended.set()
 
     def fill(self, trained: Trained = "all") -> None:
@@ -134,7 +138,8 @@ class AgentSession:
         session.messages = []
         for call in paths[-1]:
             session.add(*(message.as_message() for message in call.new_messages))
-            session.add_turn(call.new_tokens, _turn(call), call.message.tool_calls)
+            session.add_turn(call.new_tokens, _turn(call), call.message.tool_calls, call.place)
+        session.turn_rewards = dict(self._turn_rewards)
 
     def _whole(self, request: ModelRequest) -> ModelRequest:
         """Return the request with the whole conversation, if it names the answer that it follows."""
@@ -274,7 +279,7 @@ def _sequence(path: Sequence[RecordedCall], trained: set[int]) -> SequenceDraft:
     found = SequenceDraft()
     for call in path:
         found.put(call.new_tokens)
-        found.append(_turn(call), trained=call.index in trained)
+        found.append(_turn(call), trained=call.index in trained, call=call.place)
     return found
 
 

@@ -61,10 +61,11 @@ _Component = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class _Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /reward: one number, or several by name; null: unknown."""
+    """POST /reward: one number, or several by name; null: unknown. `turns`: rewards of single answers, by their ids."""
 
     reward: Finite | msgspec.UnsetType | None = msgspec.UNSET
     rewards: Annotated[dict[_Component, Finite | None], Meta(max_length=64)] = {}
+    turns: Annotated[dict[_Component, Finite], Meta(max_length=4096)] = {}
 
     def __post_init__(self) -> None:
         if (self.reward is msgspec.UNSET) == (not self.rewards):
@@ -214,7 +215,7 @@ class EndpointServer:
         if not live.takes_rewards:
             raise DataError('this sample is judged by raters; reward = "program" in its environment takes this one')
         rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
-        live.recorded.report(rewards)
+        live.recorded.report(rewards, given.turns)
         return {"recorded": True}
 
     async def _start(self, request: Request) -> Any:

@@ -41,6 +41,10 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rater weighs 1."""
     params: CodeParams | UnsetType = UNSET
     """Keyword arguments of an estimator of your own. Default none."""
+    turn_discount: float = 1.0
+    """Weight of a turn's reward for each turn before it, relative to the turn after that: 0 credits each turn with its
+    own reward alone, 1 with all later ones as well. For environments that give rewards of turns, which go with the
+    estimators centred, dr_grpo and rloo; the formula is in `normalizer/logic/turns.py`. Default 1."""
     promotable: list[CodePath] = []
     """Estimators of your own, in addition to `estimator`, that a promotion may bring in: a promotion is a message, and
     may name no other code. The parameters that come with it may be numbers and switches. Default none."""
@@ -56,6 +60,8 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError(f"advantage.params is for an estimator of your own, not {self.estimator}.")
         if not 0 < self.std_floor < float("inf"):
             raise ConfigError(f"advantage.std_floor is {self.std_floor}; it must be positive and finite.")
+        if not 0 <= self.turn_discount <= 1:
+            raise ConfigError(f"advantage.turn_discount is {self.turn_discount}; it must be between 0 and 1.")
         for name, weight in self.weights.items():
             if not 0 < weight < float("inf"):
                 raise ConfigError(f"advantage.weights.{name} is {weight}; it must be positive. Leave it out instead.")

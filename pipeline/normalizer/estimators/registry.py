@@ -47,6 +47,8 @@ def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
     """
     settings: dict[str, Any] = masked("", msgspec.to_builtins(config))
     del settings["promotable"]
+    if config.turn_discount == 1:  # so that records of runs which know of no other stay as they are
+        del settings["turn_discount"]
     version = load_estimator(config).version
     return settings if version is None else settings | {"estimator": code_name(config.estimator), "version": version}
 

@@ -12,7 +12,7 @@ import msgspec
 
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.estimators.estimator import GroupAdvantage
+from lachesis.pipeline.normalizer.estimators.estimator import NOISE, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.registry import load_estimator
 from lachesis.pipeline.normalizer.logic.fade import scale
 from lachesis.pipeline.normalizer.logic.group_faults import find_group_fault
@@ -20,6 +20,7 @@ from lachesis.pipeline.normalizer.logic.normalizer import SUCCESS, Columns, Read
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
 from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
+from lachesis.pipeline.normalizer.logic.turns import turn_advantages
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupShaping, Stamp
 from lachesis.schemas.errors import DataError
 
@@ -98,11 +99,12 @@ class RewardRule:
             return msgspec.structs.replace(reward, reason=fault)
         try:
             result = self._advantage(rewards, added, score)
+            turns = self._turn_advantages(result, score)
         except DataError as error:
             return msgspec.structs.replace(reward, reason=str(error))
         return msgspec.structs.replace(
             reward,
-            verdict=result.verdict,
+            verdict="trainable" if _differ(turns, result) else result.verdict,
             reason=_why_unscorable(score, result.n_valid) if result.verdict == "unscorable" else None,
             advantages=list(result.advantages),
             mean=result.mean,
@@ -110,6 +112,7 @@ class RewardRule:
             range=result.range,
             n_valid=result.n_valid,
             lengths=_trained_lengths(score) if self.estimator.whitens else [],
+            turn_advantages=turns,
         )
 
     def _advantage(
@@ -118,6 +121,13 @@ class RewardRule:
         if any(added):
             return shaped_advantage(rewards, added, self.advantage, score.lengths)
         return self.estimator.advantages(rewards, score.lengths, score.ratings)
+
+    def _turn_advantages(self, result: GroupAdvantage, score: GroupScore) -> list[list[float] | None]:
+        """Return the advantages of turns; none without rewards of turns, or where nothing can be compared."""
+        if not score.turn_rewards or result.verdict == "unscorable":
+            return []
+        discount, estimator = self.advantage.turn_discount, self.advantage.estimator
+        return turn_advantages(result.advantages, score.turn_rewards, discount=discount, estimator=estimator)
 
     def _added(
         self, ready: ReadyGroup, rewards: Sequence[float | None], shaping: GroupShaping | None
@@ -145,6 +155,12 @@ class RewardRule:
             for move, a, b in zip(moves, rewards, moved.values, strict=True)
         ]
         return added, share
+
+
+def _differ(turns: Sequence[Sequence[float] | None], result: GroupAdvantage) -> bool:
+    """Return whether rewards of turns give something to learn from where those of the samples do not differ."""
+    values = [value for one in turns for value in one or ()]
+    return result.verdict == "zero_variance" and max(map(abs, values), default=0.0) > NOISE
 
 
 def _trained_lengths(score: GroupScore) -> list[int]:

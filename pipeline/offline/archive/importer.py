@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.common.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
+from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StreamFullError, UnservedError
@@ -160,8 +160,6 @@ class Importer:
         index.select([SelectedRollout(group.env, seq, group.id)])
 
     def _refusal(self, group: RolloutGroup) -> str | None:
-        if group.sequences.turn_rewards is not None:
-            return f"turn_rewards: {NO_TURN_REWARDS}"
         settings, n = self._config.environments, group.sequences.n_samples
         if group.env not in settings:
             return f"env: the run has no environment {group.env!r}; there are {', '.join(settings) or 'none'}"

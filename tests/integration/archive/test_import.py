@@ -114,14 +114,14 @@ async def test_it_is_stored_once_beyond_the_window_of_duplicates(tmp_path: Path)
 async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         made = a_group(1)
-        turns = [[0.5, 1.0]] * made.sequences.n_samples
+        turns = [[0.5]] * made.sequences.n_samples
         await past.store(made.replace(sequences=msgspec.structs.replace(made.sequences, turn_rewards=turns)))
         await past.json("export", world.folder / "out.jsonl")
-    said = await world.refusal("import", "out.jsonl", "--unleased")
-    assert "turn_rewards: rewards of single turns are not trained on; add them up into the reward" in said
-    path = write(world.folder / "past.jsonl", scored(1, turn_rewards=[[1.0]] * 4))
+    assert (await world.json("import", "out.jsonl", "--unleased"))["untrainable"] == 0
+    assert (await world.groups())[0].sequences.turn_rewards == turns
+    path = write(world.folder / "past.jsonl", scored(1, turn_rewards=[[1.0, 2.0]] * 4))
     arguments = ("import", path, "--from", "atropos", "--env", "sums", "--unleased")
-    assert "turn_rewards: rewards of single turns" in await world.refusal(*arguments)
+    assert "turn_rewards: 2 for sample 0, where the loss mask lets in 1 runs" in await world.refusal(*arguments)
     write(path, scored(2), scored(3, ref_logprobs=[[-1.0] * 8] * 4))  # the trainer computes those itself
     done = await world.json(*arguments)
     assert (done["stored"], done["untrainable"]) == (2, 0)

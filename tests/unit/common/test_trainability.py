@@ -37,8 +37,8 @@ async def test_token_ids_end_at_the_vocabulary(lab, vocabulary):
 
 async def test_what_is_not_text_is_named(lab):
     group = lab.group(1, attachments=[Attachment(mime="image/png", data=b"x")])
-    group = changed(group, turn_rewards=[[1.0], [0.0]], columns={name: column(group) for name in ("b", "a")})
-    assert why_untrainable(group, LIMITS).startswith("attachments, turn_rewards, a, b: this run's trainer reads text")
+    group = changed(group, columns={name: column(group) for name in ("b", "a")})
+    assert why_untrainable(group, LIMITS).startswith("attachments, a, b: this run's trainer reads text")
     assert why_untrainable(group, LIMITS._replace(reads=None)) is None
 
 

@@ -60,6 +60,7 @@ class Agent(Environment):
 
     def reward(self, task, session):
         self.rated[task.item] += 1
+        session.reward_turn(0.5, turn=1)
         return float(len(session.replies))
 
 
@@ -196,6 +197,7 @@ async def test_a_group_goes_on_where_a_kill_left_it(lab, agent, inference, at, a
     lost = said - calls if begun else 0  # answers that were not stored yet as the process died
     assert 0 <= lost <= 2
     assert first.sequences.rewards == {"environment": [TURNS, TURNS]}
+    assert first.sequences.turn_rewards == [[0.0, 0.5, 0.0]] * 2
     assert set(first.sequences.finish_reasons) == {"stop"}
 
 

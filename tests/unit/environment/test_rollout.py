@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -310,21 +311,45 @@ async def test_missing_rewards_stay_missing() -> None:
     assert group.sequences.rewards == {"b": [None, None], "a": [None, 1.0]}
 
 
-async def test_rewards_of_single_turns_are_refused_by_name() -> None:
-    class Calls(Ask):
+async def test_turns_have_the_rewards_that_they_were_given_and_those_without_have_0() -> None:
+    class Turns(Ask):
+        async def rollout(self, task: Task, session: Session) -> None:
+            for turn in range(2 + session.sample):
+                await session.generate()
+                if turn == 1:
+                    session.reward_turn(0.5)
+                    session.reward_turn(np.float32(0.25))  # type: ignore[arg-type]
+                session.add("go on")
+            session.reward_turn(-1, turn=0)
+
+    group = await group_of(Turns(), FakeInference(lambda *_: "x"))
+    assert (group.sequences.turn_rewards, group.sequences.turn_order) == ([[-1.0, 0.75], [-1.0, 0.75, 0.0]], None)
+    assert [set(group.sequences.turns()[: len(group.sequences.mask)])] == [{-1, 0, 1, 2}]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda session: session.reward_turn(float("nan")), "reward_turn: .*finite number"),
+        (lambda session: session.reward_turn(1.0, turn=1), r"reward_turn\(1, 1\): the model has answered 1 times"),
+    ],
+)
+async def test_a_reward_that_no_turn_can_have_is_a_bug(call: Callable[[Session], None], named: str) -> None:
+    class Wrong(Ask):
         async def rollout(self, task: Task, session: Session) -> None:
             await session.generate()
-            session.reward_turn(1)
+            call(session)
 
+    with pytest.raises(EnvironmentCodeError, match=named):
+        await group_of(Wrong(), FakeInference(lambda *_: "x"))
+
+
+async def test_a_hook_that_does_not_exist_is_named() -> None:
     class Hook(Ask):
         def turn_reward(self, task: Task, session: Session, reply: Reply) -> float:
             return 1.0
 
-    with pytest.raises(
-        EnvironmentCodeError, match=r"reward_turn\(1\): rewards of single turns are not trained on; add"
-    ):
-        await group_of(Calls(), FakeInference(lambda *_: "x"))
-    with pytest.raises(ConfigError, match=r"Hook\.turn_reward: rewards of single turns are not trained on"):
+    with pytest.raises(ConfigError, match=r"Hook\.turn_reward: there is no such hook; call session\.reward_turn"):
         await group_of(Hook(), FakeInference(lambda *_: "x"))
 
 

@@ -79,7 +79,7 @@ FAULTS = {
     "distill": (_per_token("distill_logprobs"), "distill_logprobs: .* text tokens alone"),
     "routing": (_per_token("routed_experts"), "routed_experts: .* text tokens alone"),
     "attachment": (lambda g, _: g.replace(attachments=[Attachment(mime="image/png", data=b"x")]), "attachments"),
-    "turns": (lambda g, _: _with(g, turn_rewards=[[1.0], [0.0]]), "turn_rewards"),
+    "turns": (lambda g, _: _with(g, turn_rewards=[[1.0], [0.0]]), "rewards of turns, but its batch has no"),
     "token": (_foreign_token, r"token id \d+ in sequence 1 is none of the \d+"),
     "tokenizer": (lambda g, _: g.replace(tokenizer_hash="another"), "tokenizer 'another'"),
     "logprobs": (lambda g, _: _with(g, logprobs=None), "no logprobs"),

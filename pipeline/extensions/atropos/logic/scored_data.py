@@ -38,8 +38,8 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     env_id: Count | None = None
     distill_token_ids: list[list[list[Token]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
-    turn_rewards: Any = msgspec.UNSET
-    """Not a field of Atropos: it is listed here to be refused by name, while other unknown keys are dropped."""
+    turn_rewards: list[list[Finite]] | None = None
+    """Not a field of Atropos: the reward of each turn, that is of each run of tokens that the mask lets in."""
 
 
 def read_json(kind: type[T], data: bytes | memoryview) -> T:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
+from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
@@ -95,6 +95,7 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
             finish_reasons=["length" if length >= origin.longest else "stop" for length in lengths],
             version_spans=[VersionSpan(i, 0, 0) for i in range(len(lengths))],
             rewards={REWARD: list(data.scores)},
+            turn_rewards=data.turn_rewards or None,
             token_advantages=_column("advantages", data.advantages, lengths),
             columns=_columns(data, lengths, tokens, whole=origin.limits.reads is None),
             excluded_samples=_excluded(data),
@@ -121,8 +122,6 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
             f"tokens: {n} sequences, but a batch has {origin.most} and groups are never split: this group could never "
             "be trained on; make group_size smaller, or batching.batch_size larger"
         )
-    if data.turn_rewards:  # unset, or null, says nothing
-        raise SchemaError(f"turn_rewards: {NO_TURN_REWARDS}")
     if data.images and origin.limits.reads is not None:
         raise SchemaError("images: not taken by the gateway, so the trainer would train without; leave them out")
     if data.inference_logprobs is None and origin.needs_logprobs:

@@ -19,6 +19,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
     ModelRequest,
     conversation_keys,
 )
+from lachesis.schemas.errors import DataError
 
 __all__ = ["CallTree", "FollowedAnswer", "RecordedAnswer", "RecordedCall", "SampledAnswer"]
 
@@ -99,6 +100,20 @@ class CallTree:
         for call in self.path(index):
             found += [*call.new_messages, call.message]
         return found
+
+    def place_of(self, answer_id: str) -> int:
+        """Return the place of the call whose answer has this id, as a dialect may have prefixed it.
+
+        Raises `DataError` if there is none, or if it has several samples.
+        """
+        for one in self.answers:
+            if answer_id.endswith(one.answer.id):
+                if len(one.calls) > 1:
+                    raise DataError(
+                        f"turns: answer {answer_id:.80} has {len(one.calls)} choices, and is no single turn"
+                    )
+                return self.calls[one.calls[0]].place
+        raise DataError(f"turns: {answer_id!r:.80} is the id of no answer of this session")
 
     def record(
         self,

@@ -151,6 +151,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[TokenColumn] | None = None
     environment_rewards: list[RewardComponentRow] | None = None
     turn_rewards: list[float] | None = None
+    turn_order: list[int] | None = None
     excluded: bool = False
     skill: str | None = None
     difficulty: float | None = None
@@ -169,6 +170,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     length: int | None = None
     reward: Finite | None = None
     advantage: Finite | None = None
+    turn_advantages: list[float] | None = None
     shaping: Finite | None = None
     verdict: Verdict | None = None
     reason: str | None = None
@@ -283,6 +285,7 @@ def group_of(rows: Items[RolloutRow], *, run: str) -> RolloutGroup:
             sample_index=None if index == list(range(len(rows))) else index,
             rewards=_rewards(samples),
             turn_rewards=_all_or_none("turn_rewards", [row.turn_rewards for row in samples]),
+            turn_order=_all_or_none("turn_order", [row.turn_order for row in samples]),
             token_advantages=_floats("token_advantages", [row.token_advantages for row in rows]),
             columns=_columns(rows),
             excluded_samples=[sample for sample, row in enumerate(samples) if row.excluded],
@@ -362,6 +365,7 @@ def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict
         "environment_rewards": [RewardComponentRow(name, values[sample]) for name, values in sequences.rewards.items()]
         or None,
         "turn_rewards": None if sequences.turn_rewards is None else sequences.turn_rewards[sample],
+        "turn_order": None if sequences.turn_order is None else sequences.turn_order[sample],
         "excluded": sample in sequences.excluded_samples,
         "messages": [_said(message) for message in group.messages[sample]] if group.messages else None,
         "score": _at(score.scores if score else None, sample),
@@ -369,6 +373,7 @@ def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict
         "length": None if score is None or sample >= len(score.lengths) else score.lengths[sample],
         "reward": _at(reward.rewards if reward else None, sample),
         "advantage": _at(reward.advantages if reward else None, sample),
+        "turn_advantages": reward.turn_advantages[sample] if reward and reward.turn_advantages else None,
         "shaping": _at(reward.shaping if reward else None, sample),
         "batch_advantage": _at(judged.batch_advantages, sample),
     }

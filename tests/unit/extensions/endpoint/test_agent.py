@@ -193,6 +193,51 @@ async def test_an_agent_elsewhere_takes_a_sample_once_there_is_one_and_ends_it_b
         assert draft.rewards == [{"environment": 1.0}] * 2
 
 
+async def test_single_answers_have_rewards_by_their_ids_and_come_in_the_order_of_time(
+    tasks: str, tmp_path: Path
+) -> None:
+    """Two calls of the agent, with one of a sub-agent between them, which is a sequence of its own."""
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    async with env.running(), httpx.AsyncClient() as client:
+        bearer: dict[str, str] = {}
+
+        async def work() -> None:
+            started = (await client.post(f"{env._server.url}/sessions", headers=bearer, timeout=30)).json()
+
+            async def ask(*messages: dict[str, str]) -> tuple[str, dict[str, str]]:
+                body = {"model": "policy", "messages": list(messages)}
+                found = (await client.post(f"{started['openai_base_url']}/chat/completions", json=body)).json()
+                return found["id"], found["choices"][0]["message"]
+
+            begin = {"role": "user", "content": "begin"}
+            first, said = await ask(begin)
+            of_sub_agent, _ = await ask({"role": "user", "content": "help"})
+            last, _ = await ask(begin, said, {"role": "user", "content": "and now?"})
+            for turns, status in (({"chatcmpl-none": 1}, 400), ({first: 1, of_sub_agent: 2, last: "x"}, 400)):
+                report = {"reward": 0.5, "turns": turns}
+                answer = await client.post(f"{started['url']}/reward", json=report)
+                assert (answer.status_code, "turns" in answer.text) == (status, True)
+            report = {"reward": 0.5, "turns": {last: 4, of_sub_agent: 2}}
+            assert (await client.post(f"{started['url']}/reward", json=report)).status_code == 200
+
+        drafts: list[Any] = []
+
+        async def collect_one() -> None:
+            reply = FakeInference(lambda prompt, call: f"{prompt[-9:]} {call}")
+            drafts.append(await collect_group(env, env.task(0), reply, 2, SAMPLING))
+
+        async with anyio.create_task_group() as group:
+            bearer["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            group.start_soon(work)
+            group.start_soon(work)
+            group.start_soon(collect_one)
+    made = build_group(drafts[0], run="r", env="e", producer="p", epoch=1, counter=1, tokenizer_hash="t")
+    assert made.sequences.turn_rewards == [[0.0, 2.0, 4.0]] * 2
+    assert made.sequences.turn_order == [[1, 0, 2]] * 2
+    assert made.sequences.rewards == {"environment": [0.5, 0.5]}
+
+
 @pytest.mark.parametrize(
     ("params", "named"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.pipeline.common.token_credit import token_credit
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import PROMPT
 from lachesis.schemas.columns import Column, view
 from lachesis.schemas.errors import DataError
@@ -24,12 +25,11 @@ def to_scored(ref: GroupRef, group: RolloutGroup, env_id: int | None) -> dict[st
     """Return the group with all keys of the API, `inference_logprobs` only if there are some.
 
     `scores` are the advantages of the samples: the stock trainer normalizes them within the group and uses nothing
-    else. `advantages` repeat them for each token, 0 off the mask. A sample without one gets the mean of the others and
-    the override by which the trainer sets its advantage to 0. Raises `DataError` when no sample has one.
+    else. `advantages` are those of each token, 0 off the mask. A sample without one gets the mean of the others and the
+    override by which the trainer sets its advantage to 0. Raises `DataError` when no sample has one.
     """
     sequences = group.sequences
-    if len(ref.advantages) != sequences.n_samples:
-        raise DataError(f"{len(ref.advantages)} advantages for {sequences.n_samples} samples")
+    credit_of = token_credit(ref, group)
     used = [
         None if sample in sequences.excluded_samples else advantage for sample, advantage in enumerate(ref.advantages)
     ]
@@ -39,13 +39,12 @@ def to_scored(ref: GroupRef, group: RolloutGroup, env_id: int | None) -> dict[st
     mean = sum(known) / len(known)
     samples = sequences.sample_index or list(range(len(sequences)))
     tokens, masks, logprobs, advantages = [], [], [], []
-    for sequence, sample in zip(sequences, samples, strict=True):
-        mask, own = sequence.loss_mask, used[sample]
+    for sequence, sample, given in zip(sequences, samples, credit_of, strict=True):
+        mask, credit = sequence.loss_mask, None if used[sample] is None else given
         tokens.append(sequence.tokens.tolist())
         masks.append(np.where(mask, sequence.tokens, PROMPT).tolist())
         if sequence.logprobs is not None:
             logprobs.append(np.where(mask, sequence.logprobs, np.float32(_NO_LOGPROB)).tolist())
-        credit = own if own is None or sequence.token_advantages is None else sequence.token_advantages
         advantages.append(np.where(mask, 0.0 if credit is None else credit, 0.0).tolist())
     columns = sequences.columns
     found: dict[str, Any] = {

@@ -248,6 +248,7 @@ def test_what_the_trainer_cannot_use_is_refused_by_name(make_scored, case):
     assert to_group(data, observed).sequences.n_tokens == 24
 
 
-def test_rewards_of_turns_are_refused_by_name(make_scored):
-    with pytest.raises(SchemaError, match="turn_rewards: rewards of single turns are not trained on; add them up"):
-        converted(make_scored(turn_rewards=[[1.0]] * 4))
+def test_rewards_of_turns_are_taken_if_they_are_those_of_the_turns(make_scored):
+    assert converted(make_scored(turn_rewards=[[1.0]] * 4)).sequences.turn_rewards == [[1.0]] * 4
+    with pytest.raises(SchemaError, match="turn_rewards: 2 for sample 0, where the loss mask lets in 1 runs"):
+        converted(make_scored(turn_rewards=[[1.0, 0.0]] * 4))

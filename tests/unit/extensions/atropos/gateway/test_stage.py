@@ -550,7 +550,7 @@ async def test_what_the_trainer_cannot_use_is_refused_and_not_stored(world, make
     async with world.gateway() as http:
         for changes, text in (
             ({}, "token id 100 in sequence 0 is none of the 100"),
-            ({"turn_rewards": [[1.0]] * 4}, "turn_rewards: rewards of single turns are not trained on"),
+            ({"turn_rewards": [[1.0, 0.0]] * 4}, "turn_rewards: 2 for sample 0"),
             ({"images": ["x"]}, "images: not taken by the gateway"),
         ):
             answer = await http.post("/scored_data", json=make_scored(**changes))
