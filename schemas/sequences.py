@@ -164,7 +164,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         The columns must have been checked. Raises `SchemaError` unless the turns are those of `turn_rewards`.
         """
         mask, rewards = self.mask, self.turn_rewards or []
-        starts = np.flatnonzero(mask & ~np.concatenate([[False], mask[:-1]]))
+        starts = np.flatnonzero(mask & ~self._shifted(mask, 1))
         sequence = np.searchsorted(self.cuts(), starts, side="right") - 1
         samples = sequence if self.sample_index is None else np.asarray(self.sample_index)[sequence]
         place = np.zeros(len(starts), np.int32)
@@ -181,8 +181,15 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
                 raise SchemaError(f"turn_order: sample {sample} has {known} turns, and a run is of none of them")
             place[runs] = order
         turns = np.full(len(mask), -1, np.int32)
-        turns[mask] = np.repeat(place, _run_lengths(mask, starts))
+        ends = np.flatnonzero(mask & ~self._shifted(mask, -1))
+        turns[mask] = np.repeat(place, ends + 1 - starts)
         return turns
+
+    def _shifted(self, mask: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+        """Return for each token whether the one before (`by` 1) or after it (-1) in its sequence is under the mask."""
+        moved, cuts = np.roll(mask, by), self.cuts()
+        moved[np.asarray(cuts[:-1] if by > 0 else cuts[1:]) - (by < 0)] = False
+        return moved
 
     def _counts(self) -> NDArray[np.int64]:
         """Return how many tokens of each sequence the loss mask lets in."""
@@ -263,13 +270,6 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
                 raise SchemaError("turn_rewards: NaN or infinite")
         if self.turn_order is not None and (self.turn_rewards is None or len(self.turn_order) != samples):
             raise SchemaError("turn_order: it orders the turn_rewards of each sample, and is of other samples")
-
-
-def _run_lengths(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many tokens each run of true values has, given where the runs start."""
-    ends = np.flatnonzero(mask & ~np.concatenate([mask[1:], [False]]))
-    lengths: NDArray[np.int64] = ends + 1 - starts
-    return lengths
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:

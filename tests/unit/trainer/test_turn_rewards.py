@@ -51,6 +51,15 @@ def test_each_token_carries_the_advantage_of_its_turn():
     assert found == [[20.0, 20.0], [10.0, 40.0, 40.0], [-1.0]]
 
 
+def test_a_turn_ends_with_its_sequence():
+    sequences = group().sequences
+    trained = msgspec.structs.replace(
+        sequences, loss_mask=pack_mask(np.array([0, 1, 1, 1, 0, 0, 0, 0, 1, 1], np.bool_)), turn_order=None,
+        turn_rewards=[[1.0, 2.0], [3.0]],
+    )  # fmt: skip
+    assert trained.turns().tolist() == [-1, 0, 0, 1, -1, -1, -1, -1, 0, 0]
+
+
 def test_a_trainer_of_the_api_of_atropos_gets_the_same():
     rows = to_scored(ref(), group(), None)["advantages"]
     assert rows == [[0.0, 20.0, 20.0], [0.0, 10.0, 0.0, 40.0, 40.0], [0.0, -1.0]]
