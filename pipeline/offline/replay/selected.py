@@ -3,6 +3,7 @@
 Guarantees that it returns exactly the rollouts that were selected, in order: one that is gone meanwhile is an error.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
 __all__ = ["SelectedRollout", "Take", "feed", "fetched", "find", "follow", "selected"]
+
+log = logging.getLogger("lachesis")
 
 _SEQUENCES_PER_WANTED = 8
 """From one wanted rollout in so many sequences on, all that lies between is read too: that is faster than to ask for
@@ -47,19 +50,26 @@ async def selected(
 ) -> AsyncGenerator[SelectedRollout]:
     """Yield the selected rollouts of `envs` from sequence `first` to `last`, in order, by their headers.
 
-    One whose header cannot be read is in no selection, as it is in no window of the live run. It holds a reader open:
-    a caller that may stop early closes it (`contextlib.aclosing`).
+    One whose header cannot be read is in no selection, as it is in no window of the live run; in the end it is said
+    how many these are. It holds a reader open: a caller that may stop early closes it (`contextlib.aclosing`).
     """
     if first > last:
         return
     filters = [subjects.rollout(run, env) for env in envs]
+    unreadable, newest = 0, 0
     async with bus.read(subjects.ROLLOUTS, filters, start=first, headers_only=True, follow=False) as messages:
         async for message in messages:
             if message.seq > last:
                 break
-            one = _selected(message, selection, groups)
-            if one is not None:
-                yield one
+            plan = _plan(message)
+            if plan is None:
+                unreadable, newest = unreadable + 1, message.seq
+            elif selects(selection, groups, plan, message.seq, message.time_ns):
+                yield _found(message, plan)
+    if unreadable:
+        names = ", ".join(envs)
+        log.warning("rollouts of %s passed over, because their planning header cannot be read: %d, the newest at "
+                    "sequence %d of %s", names, unreadable, newest, subjects.ROLLOUTS)  # fmt: skip
 
 
 async def find(
@@ -69,13 +79,15 @@ async def find(
     return [one async for one in selected(bus, run, selection, groups, envs=[env], first=first, last=last)]
 
 
-def _selected(message: StoredMessage, selection: Selection, groups: Collection[str] | None) -> SelectedRollout | None:
+def _plan(message: StoredMessage) -> Plan | None:
+    """Return what a rollout's header says; None if it cannot be read."""
     try:
-        plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+        return Plan.unpack(message.headers.get(PLAN_HEADER))
     except SchemaError:
         return None
-    if not selects(selection, groups, plan, message.seq, message.time_ns):
-        return None
+
+
+def _found(message: StoredMessage, plan: Plan) -> SelectedRollout:
     return SelectedRollout(message.subject.rsplit(".", 1)[-1], message.seq, plan.group)
 
 
@@ -88,8 +100,11 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
     filters = [subjects.rollout(run, env) for env in cursors]
     async with bus.read(subjects.ROLLOUTS, filters, start=min(cursors.values())) as messages:
         async for message in messages:
-            found = _selected(message, selection, None)
-            if found is not None and message.seq >= cursors[found.env] and not await take(found, message):
+            plan = _plan(message)
+            if plan is None or not selects(selection, None, plan, message.seq, message.time_ns):
+                continue
+            found = _found(message, plan)
+            if message.seq >= cursors[found.env] and not await take(found, message):
                 return
 
 
