@@ -12,7 +12,7 @@ as its heartbeat says so.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -29,7 +29,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import VersionError
 
-__all__ = ["confirm_newer", "confirm_newer_value", "follow_writers", "writers_of"]
+__all__ = ["confirm_newer", "confirm_newer_value", "follow_writers", "hear_all_writers", "writers_of"]
 
 log = logging.getLogger("lachesis")
 
@@ -62,6 +62,16 @@ class _Heard:
     """Services that were just found not to write a version, for `follow_writers`."""
     found: anyio.Event = field(default_factory=anyio.Event)
     """Set when there are any."""
+    hears_all: bool = False
+    """Whether it may listen to every service, and does so at once."""
+
+    def is_known(self, services: tuple[str, ...]) -> bool:
+        """Return whether the services were listened to lately."""
+        asked = () if self.hears_all else services
+        return time.monotonic() < self.until.get(asked, -math.inf)
+
+    def mark_known(self, services: tuple[str, ...]) -> None:
+        self.until[() if self.hears_all else services] = time.monotonic() + KNOWN_S
 
     def newest(self, services: Iterable[str]) -> int:
         return max((self.versions.get(service, 0) for service in services), default=0)
@@ -125,17 +135,24 @@ async def _confirm(bus: Bus, run: str, services: Iterable[str], place: str, erro
         raise VersionError(f"{place}, written by an operator: {error}", error.version) from error
     if heard.newest(names) < error.version:
         async with heard.listening:
-            now = time.monotonic()
-            if heard.newest(names) < error.version and now >= heard.until.get(names, -math.inf):
+            if heard.newest(names) < error.version and not heard.is_known(names):
                 log.warning("%s claims schema version %d: listening, %g s at most, for whether %s writes it",
                             place, error.version, LISTEN_TO_NOBODY_S, " or ".join(names))  # fmt: skip
                 await _listen(bus, run, names, heard, error.version)
-                heard.until[names] = time.monotonic() + KNOWN_S
+                heard.mark_known(names)
                 heard.disbelieved.add(names)
                 heard.found.set()
     if heard.newest(names) >= error.version:
         newer = " and ".join(name for name in names if heard.versions.get(name, 0) >= error.version)
         raise VersionError(f"{place}, written by {newer}: {error}", error.version) from error
+
+
+def hear_all_writers(bus: Bus) -> None:
+    """Let the first question about any writers answer those about all others.
+
+    For people's commands, which read what many services wrote and may listen to all of them.
+    """
+    _HEARD.setdefault(bus, _Heard()).hears_all = True
 
 
 async def follow_writers(bus: Bus, run: str) -> None:
@@ -166,13 +183,13 @@ async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, 
     anybody = anyio.Event()
     newer = anyio.Event()
 
-    def on_version(said: int) -> None:
+    def on_version(service: str, said: int) -> None:
         anybody.set()
-        if said >= version:
+        if service in services and said >= version:
             newer.set()
 
     async with background() as tasks:
-        for service in services:
+        for service in ["*"] if heard.hears_all else services:
             tasks.start_soon(_record_versions, bus, run, service, heard, on_version)
         with anyio.move_on_after(LISTEN_S):
             await newer.wait()
@@ -181,19 +198,19 @@ async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, 
 
 
 async def _record_versions(
-    bus: Bus, run: str, service: str, heard: _Heard, on_version: Callable[[int], None] = lambda _: None
+    bus: Bus,
+    run: str,
+    service: str,
+    heard: _Heard,
+    on_version: Callable[[str, int], None] = lambda _service, _version: None,
 ) -> None:
-    async with bus.listen(subjects.heartbeat(run, service)) as messages:
-        async for said in _versions(messages):
-            heard.versions[service] = max(heard.versions.get(service, 0), said)
-            on_version(said)
-
-
-async def _versions(messages: AsyncIterator[StoredMessage]) -> AsyncIterator[int]:
     decoder = msgspec.msgpack.Decoder(_Versions)
-    async for message in messages:
-        try:
-            said = decoder.decode(message.data)
-        except UNREADABLE:
-            continue
-        yield max(said.v, said.schema_version)
+    async with bus.listen(subjects.heartbeat(run, service)) as messages:
+        async for message in messages:
+            try:
+                beat = decoder.decode(message.data)
+            except UNREADABLE:
+                continue
+            sender, said = message.subject.split(".")[3], max(beat.v, beat.schema_version)
+            heard.versions[sender] = max(heard.versions.get(sender, 0), said)
+            on_version(sender, said)

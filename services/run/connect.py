@@ -9,13 +9,14 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from lachesis.pipeline.access import OBSERVER
+from lachesis.pipeline.access import OBSERVER, OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer, StoreInUseError, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.bus.newer_writers import hear_all_writers
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
@@ -220,6 +221,8 @@ async def open_run(
             bus = await connect(server.url, run=config.run, name=name, token=server.token)
             bus.keep_acknowledged(config.path)
         await stack.enter_async_context(bus)
+        if identity in {OBSERVER, OPERATOR}:
+            hear_all_writers(bus)
         if not create and needs_jetstream:
             await _tell_lost(bus, config)
             await check_known(bus, config.run, await other_runs(bus, config))

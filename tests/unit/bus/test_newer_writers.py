@@ -9,7 +9,13 @@ from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.bus.newer_writers import confirm_newer, confirm_newer_value, follow_writers, writers_of
+from lachesis.pipeline.bus.newer_writers import (
+    confirm_newer,
+    confirm_newer_value,
+    follow_writers,
+    hear_all_writers,
+    writers_of,
+)
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import VersionError
@@ -99,6 +105,16 @@ async def test_a_flood_is_asked_about_once_a_minute(bus, monkeypatch):
     monkeypatch.setattr(newer_writers.time, "monotonic", lambda: later)
     await confirm_newer(bus, DEAD, ERROR)
     assert len(asked) == 2
+
+
+async def test_people_wait_once_for_the_writers_of_all_subjects(bus, monkeypatch):
+    hear_all_writers(bus)
+    said = {"v": 1, "schema_version": NEWER}
+    await while_saying(bus, "batcher", said, confirm_newer_value(bus, "r", keys.epoch("sums"), ERROR))
+    monkeypatch.setattr(newer_writers, "_listen", None)
+    await confirm_newer_value(bus, "r", keys.POLICY, ERROR)
+    with pytest.raises(VersionError, match="written by batcher"):
+        await confirm_newer(bus, DEAD, ERROR)
 
 
 async def test_a_writer_upgraded_within_that_minute_is_believed_without_another_wait(bus, monkeypatch):
