@@ -36,7 +36,6 @@ class ProducerLeases:
         self._producer = producer
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
-        self._turn = anyio.Lock()
         self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
@@ -50,16 +49,14 @@ class ProducerLeases:
     async def acquire(self, sequences: int, size: int, calls: int = 0) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains.
 
-        `calls`: bytes that its calls may take. Of all that wait, one sends requests at a time, the first: what it is
-        refused, the others would be refused too.
+        `calls`: bytes that its calls may take.
         """
-        async with self._turn:
-            while not self._service.draining.is_set():
-                lease, retry_s = await self.request_lease(sequences, size, calls)
-                if lease is not None:
-                    return lease
-                with anyio.move_on_after(retry_s):
-                    await self._service.draining.wait()
+        while not self._service.draining.is_set():
+            lease, retry_s = await self.request_lease(sequences, size, calls)
+            if lease is not None:
+                return lease
+            with anyio.move_on_after(retry_s):
+                await self._service.draining.wait()
         return None
 
     async def adopt(self, lease: str, sequences: int, size: int, calls: int) -> bool:

@@ -102,6 +102,14 @@ async def rewarded(bus):
     return [item.seq for event in await events(bus, "reward", RewardEvent) for item in event.groups]
 
 
+async def until_learned(bus):
+    """Wait until the curriculum has read the newest rewards, which it gathers for a moment."""
+    newest = await bus.last(subjects.EVENTS, subjects.event("reward", RUN, "live", ENV))
+    with anyio.fail_after(60):
+        while (await events(bus, "curriculum", CurriculumEvent))[-1].commit.cursors[subjects.EVENTS] <= newest.seq:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+
+
 async def scored(bus):
     return {item.group for event in await events(bus, "score", ScoreEvent) for item in event.groups}
 
@@ -153,6 +161,7 @@ async def test_stages_that_live_through_it_end_and_their_next_lives_go_on_with_w
             await broker.save()
             lost = await publish(bus)
             await until_settled(bus, lost)
+            await until_learned(bus)
             assert not ends
             await broker.go_back()
             for name in ("normalizer", "curriculum", "batcher", "governor"):

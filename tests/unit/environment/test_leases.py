@@ -1,7 +1,6 @@
 """A producer's leases against the real governor."""
 
 import anyio
-import anyio.lowlevel
 from stages import run_governor
 
 from lachesis.pipeline.batcher.config import BatchingConfig
@@ -56,31 +55,6 @@ async def test_the_next_governor_takes_over_what_a_producer_holds(lab):
                 assert await leases.acquire(5, 100) is not None  # granted once no other lease can be about
                 assert (second.vitals.metrics["flow/expired"], second.vitals.metrics["flow/late"]) == (0, 0)
             tasks.cancel_scope.cancel()
-
-
-async def test_of_those_that_wait_one_sends_requests_and_they_are_served_in_order(lab, monkeypatch):
-    under_way, most, refusals, served = 0, 0, [None] * 9, []
-
-    async def request(*_):
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await anyio.lowlevel.checkpoint()
-        under_way -= 1
-        return (refusals.pop(), 0.001) if refusals else ("lease", 0.0)
-
-    async with lab.running(lambda service: service.draining.wait(), "environment") as service:
-        leases = ProducerLeases(service, "p", "sums")
-        monkeypatch.setattr(leases, "request_lease", request)
-
-        async def wait(number):
-            assert await leases.acquire(8, 100) == "lease"
-            served.append(number)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(5):
-                tasks.start_soon(wait, number)
-    assert (most, served, refusals) == (1, list(range(5)), [])
 
 
 async def _holds(governor, sequences):
