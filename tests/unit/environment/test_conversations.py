@@ -235,8 +235,7 @@ async def test_a_conversation_that_asks_something_else_is_sampled_from_there_and
         agent.noise = " another day"
         async with lab.running(environment(), "environment") as service:
             await lab.until(at_least(lab, 1))
-            figures = service.vitals.metrics
-            await lab.until(lambda: _true("environment/agent/diverged" in service.vitals.metrics))
+            await lab.until(lambda: _true(service.vitals.metrics.get("environment/agent/diverged")))
             figures = dict(service.vitals.metrics)
     first = (await rollouts(lab))[0]
     assert figures["environment/agent/diverged"] == 2

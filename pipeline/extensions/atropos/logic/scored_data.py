@@ -38,8 +38,8 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     env_id: Count | None = None
     distill_token_ids: list[list[list[Token]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
-    turn_rewards: list[list[Finite]] | None | msgspec.UnsetType = msgspec.UNSET
-    """No field of Atropos, whose clients do not get it back: the reward of each turn, a run of tokens under the mask."""
+    turn_rewards: list[list[Finite]] | msgspec.UnsetType | None = msgspec.UNSET
+    """No field of Atropos, whose clients do not get it back: the reward of each run of tokens under the mask."""
 
 
 def read_json(kind: type[T], data: bytes | memoryview) -> T:
