@@ -19,6 +19,7 @@ ACCESS = access_of(
 ROUTES = (
     "run", "series", "alerts", "groups", "groups?limit=2", "groups?text=what", "groups?state=trained",
     "groups?highest=score", f"groups/{1:032x}", f"groups/{'f' * 32}", "revisions",
+    "comparison?a=live&b=again",
 )  # fmt: skip
 
 
