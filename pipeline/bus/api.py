@@ -240,7 +240,7 @@ class Bus(Protocol):
         """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up.
 
         With `gather_s` (seconds) what is stored meanwhile may come together, up to so much later: for readers that need
-        not be quick, since a message that comes alone costs many times what one among others does.
+        not be quick, since a message that comes alone costs more than one among others.
 
         What the server cannot read of a damaged store is passed over: callers that need all of it must check that it
         is there.

@@ -1,6 +1,6 @@
 """Extends the stock NATS client: enforced TLS, no harm by hostile messages, less work a message.
 
-The stock client wakes three tasks for a message that arrives and one for each that is sent. Here messages reach their
+The stock client wakes two tasks for a message that arrives and one for what is sent. Here messages reach their
 reader within the call that takes them from the socket, and what is sent within a turn of the event loop is written
 at once. Connection, authentication, TLS and reconnection stay the stock client's.
 """

@@ -4,7 +4,7 @@ The pull is bounded in messages and bytes, and survives restarts of the server.
 
 One request is open at a time, for as many messages as there is room for. Its heartbeats distinguish a quiet stream from
 a lost request. A pull that gathers asks for what is there instead, and after that waits: messages that come together
-cost a tenth of what lone ones do. Messages are queued for the owner of the pull; `release` makes room for more.
+cost less than lone ones. Messages are queued for the owner of the pull; `release` makes room for more.
 """
 
 import itertools

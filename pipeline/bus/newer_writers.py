@@ -65,13 +65,9 @@ class _Heard:
     hears_all: bool = False
     """Whether it may listen to every service, and does so at once."""
 
-    def is_known(self, services: tuple[str, ...]) -> bool:
-        """Return whether the services were listened to lately."""
-        asked = () if self.hears_all else services
-        return time.monotonic() < self.until.get(asked, -math.inf)
-
-    def mark_known(self, services: tuple[str, ...]) -> None:
-        self.until[() if self.hears_all else services] = time.monotonic() + KNOWN_S
+    def listened_to(self, services: tuple[str, ...]) -> tuple[str, ...]:
+        """Return whose heartbeats answer a question about `services`."""
+        return ("*",) if self.hears_all else services
 
     def newest(self, services: Iterable[str]) -> int:
         return max((self.versions.get(service, 0) for service in services), default=0)
@@ -135,11 +131,12 @@ async def _confirm(bus: Bus, run: str, services: Iterable[str], place: str, erro
         raise VersionError(f"{place}, written by an operator: {error}", error.version) from error
     if heard.newest(names) < error.version:
         async with heard.listening:
-            if heard.newest(names) < error.version and not heard.is_known(names):
+            known_until = heard.until.get(heard.listened_to(names), -math.inf)
+            if heard.newest(names) < error.version and time.monotonic() >= known_until:
                 log.warning("%s claims schema version %d: listening, %g s at most, for whether %s writes it",
                             place, error.version, LISTEN_TO_NOBODY_S, " or ".join(names))  # fmt: skip
                 await _listen(bus, run, names, heard, error.version)
-                heard.mark_known(names)
+                heard.until[heard.listened_to(names)] = time.monotonic() + KNOWN_S
                 heard.disbelieved.add(names)
                 heard.found.set()
     if heard.newest(names) >= error.version:
@@ -189,7 +186,7 @@ async def _listen(bus: Bus, run: str, services: tuple[str, ...], heard: _Heard, 
             newer.set()
 
     async with background() as tasks:
-        for service in ["*"] if heard.hears_all else services:
+        for service in heard.listened_to(services):
             tasks.start_soon(_record_versions, bus, run, service, heard, on_version)
         with anyio.move_on_after(LISTEN_S):
             await newer.wait()

@@ -479,7 +479,8 @@ def _turn_rewards(sessions: Sequence[Session]) -> tuple[list[list[float]] | None
         trained = [call for one in session.sequences for call in one.turns]
         calls = sorted({*trained, *session.turn_rewards})
         rewards.append([session.turn_rewards.get(call, 0.0) for call in calls])
-        order.append([calls.index(call) for call in trained])
+        place = {call: at for at, call in enumerate(calls)}
+        order.append([place[call] for call in trained])
     in_order = all(own == list(range(len(given))) for own, given in zip(order, rewards, strict=True))
     return rewards, None if in_order else order
 

@@ -27,7 +27,7 @@ def numerics_of(settings: TrainerSettings, device: torch.device) -> Numerics:
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         learner=msgspec.json.encode(settings.training.learner).decode(),
-        shuffle_seed=settings.seed if settings.training.shuffle_advantages else None,
+        shuffle_seed=settings.shuffle_seed,
         inputs=tuple(code_name(one.input) for one in settings.training.inputs),
     )
 

@@ -61,3 +61,8 @@ class TrainerSettings:
     """Opens the trackers, given the run's name in them. Raises `StartupError` where a package is missing."""
     run_file: Callable[[], str]
     """Returns the run's configuration as TOML, for the processes of other ranks."""
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """The seed by which advantages are shuffled within their groups; None: they are not."""
+        return self.seed if self.training.shuffle_advantages else None

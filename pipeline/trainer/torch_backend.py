@@ -168,16 +168,14 @@ class _TorchBackend:
             raise InfrastructureError("drained while other ranks fetched their shares")
 
     def _train(self, batch: LedgerBatch) -> TrainedBatch:
-        training = self._settings.training
-        seed = self._settings.seed if training.shuffle_advantages else None
         pad_id = self._policy.tokenizer.pad_token_id or 0
         return train_batch(
             self._learner,
             batch,
             self._limits,
             pad_id=pad_id,
-            shuffle_seed=seed,
-            deterministic=training.deterministic,
+            shuffle_seed=self._settings.shuffle_seed,
+            deterministic=self._settings.training.deterministic,
         )
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:

@@ -102,8 +102,7 @@ class _TinkerBackend:
 
     async def step(self, batch: LedgerBatch) -> TrainedStep:
         settings = self._tinker
-        seed = self._settings.seed if self._settings.training.shuffle_advantages else None
-        selected = batch.select(self._limits, shuffle_seed=seed)
+        selected = batch.select(self._limits, shuffle_seed=self._settings.shuffle_seed)
         began = time.perf_counter()
         data = await anyio.to_thread.run_sync(lambda: [datum_of(sequence) for sequence in selected.sequences])
         adam = tinker.AdamParams(

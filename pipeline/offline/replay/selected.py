@@ -65,7 +65,7 @@ async def selected(
             if plan is None:
                 unreadable, newest = unreadable + 1, message.seq
             elif selects(selection, groups, plan, message.seq, message.time_ns):
-                yield _found(message, plan)
+                yield _rollout_of(message, plan)
     if unreadable:
         names = ", ".join(envs)
         log.warning("rollouts of %s passed over, because their planning header cannot be read: %d, the newest at "
@@ -87,7 +87,7 @@ def _plan(message: StoredMessage) -> Plan | None:
         return None
 
 
-def _found(message: StoredMessage, plan: Plan) -> SelectedRollout:
+def _rollout_of(message: StoredMessage, plan: Plan) -> SelectedRollout:
     return SelectedRollout(message.subject.rsplit(".", 1)[-1], message.seq, plan.group)
 
 
@@ -103,7 +103,7 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
             plan = _plan(message)
             if plan is None or not selects(selection, None, plan, message.seq, message.time_ns):
                 continue
-            found = _found(message, plan)
+            found = _rollout_of(message, plan)
             if message.seq >= cursors[found.env] and not await take(found, message):
                 return
 
