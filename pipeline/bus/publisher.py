@@ -4,6 +4,7 @@ Guarantees that `store` returns only what the server acknowledged and sends agai
 it did not; and that `commit` never takes its own message for another writer's, nor the other way round.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 
@@ -17,7 +18,8 @@ from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
 from lachesis.pipeline.errors import FencedError, HistoryLostError, InfrastructureError
-from lachesis.schemas.subjects import kind_of, stream_name
+from lachesis.schemas.errors import LachesisError
+from lachesis.schemas.subjects import BUCKET, kind_of, stream_name
 
 __all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]
 
@@ -139,34 +141,45 @@ class Publisher:
     async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
         """Store `data` if the subject's last sequence is `expected`; return its sequence.
 
-        Raises `FencedError`, and `HistoryLostError` where the server knows of less than it had acknowledged.
+        Raises `FencedError`, and `HistoryLostError` where the server goes on knowing of less than it had acknowledged:
+        a leader that was cut off does so for some seconds, until another one leads.
         """
-        msg_id = headers[MSG_ID_HEADER]
         fenced = {**headers, EXPECTED_HEADER: str(expected)}
-        try:
-            ack: PubAck | None = await self.store(subject, data, fenced)
-        except FencedError:
-            ack = None
-        if ack is None or ack.duplicate:
-            # An earlier attempt of ours may have been stored without its acknowledgement reaching us. What the server
-            # takes for a duplicate is looked at as well: ids are the stream's, and others may write in it.
-            last = await self.last(stream, subject, patient=True)
-            if last is not None and last.headers.get(MSG_ID_HEADER) == msg_id:
-                return last.seq
-            found = 0 if last is None else last.seq
-            if found < expected and not reads_by_key(self._link, stream):  # a copy that lags says nothing of history
-                if found == 0:  # chunks and keys are deleted, and so is what somebody purges
-                    raise FencedError(f"{subject}: nothing is left there, and {expected} was the last: it was deleted")
-                raise HistoryLostError(
-                    f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it "
-                    "had acknowledged, or its store was replaced by an older one"
-                )
-            if ack is not None and found == expected:
-                raise FencedError(
-                    f"{subject}: another key of the stream has used up the id of this commit: start again"
-                )
-            raise FencedError(f"{subject}: last sequence is {found}, not {expected}; another writer has taken over")
-        return ack.seq
+        with self._link.waits.waiting(f"commit {subject}", stream) as wait:
+            believed_at = anyio.current_time() + leader.BELIEVE_LOSS_S
+            for attempt in itertools.count():
+                try:
+                    ack: PubAck | None = await self.store(subject, data, fenced)
+                except FencedError:
+                    ack = None
+                if ack is not None and not ack.duplicate:
+                    return ack.seq
+                # An earlier attempt of ours may have been stored without its acknowledgement reaching us. What the
+                # server takes for a duplicate is looked at as well: ids are the stream's, and others may write in it.
+                last = await self.last(stream, subject, patient=True)
+                if last is not None and last.headers.get(MSG_ID_HEADER) == headers[MSG_ID_HEADER]:
+                    return last.seq
+                found = 0 if last is None else last.seq
+                deleted = found == 0 and kind_of(stream) == BUCKET
+                if found > expected or deleted or anyio.current_time() >= believed_at:
+                    break
+                # A leader that was cut off may have refused it, or answered: it knows of less than the others stored.
+                wait.reason = f"the server knows of its messages up to sequence {found}, and {expected} was stored"
+                await anyio.sleep(backoff_s(attempt))
+            raise self._refusal(stream, subject, expected, found, duplicate=ack is not None)
+
+    def _refusal(self, stream: str, subject: str, expected: int, found: int, *, duplicate: bool) -> LachesisError:
+        """Return why a commit was refused for good: `found` is the subject's last sequence. Copies of keys may lag."""
+        if found == 0 and expected:
+            return FencedError(f"{subject}: nothing is left there, and {expected} was the last: it was deleted")
+        if found < expected and not reads_by_key(self._link, stream):
+            return HistoryLostError(
+                f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it had "
+                "acknowledged, or its store was replaced by an older one"
+            )
+        if duplicate and found == expected:
+            return FencedError(f"{subject}: another key of the stream has used up the id of this commit: start again")
+        return FencedError(f"{subject}: last sequence is {found}, not {expected}; another writer has taken over")
 
     async def append(self, stream: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
         """As `commit`, for a subject that one process alone writes.

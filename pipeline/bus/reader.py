@@ -41,7 +41,6 @@ log = logging.getLogger("lachesis")
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
 _CREATE_S = 3.0  # then under another name: a server that died may have been chosen for it
-_BELIEVE_LOSS_S = 12.0  # longer than a leader without a majority stays one
 _ASK_AGAIN_S = 0.5
 _LOST_HISTORY_HINT = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
 _INACTIVE_S = 30.0  # the server forgets an ephemeral consumer that gets no pull for so long; it is made again
@@ -180,7 +179,7 @@ class StreamReader:
         """
         seq, stored_ns = self._received, self._received_ns  # what is on its way from before may still arrive
         last = await self._end()
-        asked_until = anyio.current_time() + _BELIEVE_LOSS_S
+        asked_until = anyio.current_time() + leader.BELIEVE_LOSS_S
         while last < seq:
             if anyio.current_time() > asked_until:
                 raise HistoryLostError(

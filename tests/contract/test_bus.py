@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lachesis.pipeline.bus import reader as reader_module
+from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import Bus, Delivery
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.errors import (
@@ -407,7 +407,7 @@ async def test_read_of_what_is_not_there(bus: Bus) -> None:
 
 
 async def test_a_cursor_beyond_the_end_says_that_history_was_lost(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_BELIEVE_LOSS_S", 0.1)
+    monkeypatch.setattr(leader, "BELIEVE_LOSS_S", 0.1)
     await bus.publish(MATH, b"0", msg_id="0")
     for follow in (True, False):
         with pytest.raises(HistoryLostError, match="but 2 was read already"):

@@ -13,7 +13,7 @@ from integration.damage import truncate
 from integration.harness import trained_in_one_go
 from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer, run_trainer
 
-from lachesis.pipeline.bus import reader
+from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -40,7 +40,7 @@ from .conftest import SUMS, Site
 
 @pytest.fixture(autouse=True)
 def _convinced_soon(monkeypatch):
-    monkeypatch.setattr(reader, "_BELIEVE_LOSS_S", 0.5)
+    monkeypatch.setattr(leader, "BELIEVE_LOSS_S", 0.5)
     yield
     torch.use_deterministic_algorithms(mode=False)
 
