@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from lachesis.pipeline.common.code_place import StackLine, own_line
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.errors import EnvironmentCodeError, leaves
 from lachesis.schemas.errors import ConfigError
@@ -145,7 +146,9 @@ def describe_ending(error: BaseException) -> str:
     """
     leaf = next((one for one in leaves(error) if is_ending(one)), error)
     frames = traceback.extract_tb(leaf.__traceback__) or traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    stack = [StackLine(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(frames)]
+    line = own_line(stack) or next(iter(stack), None)  # a package may stand in `sys.exit`'s place, as wandb does
+    place = "" if line is None else f" ({Path(line.file).name}, line {line.line})"
     said = repr(leaf.code) if isinstance(leaf, SystemExit) else str(leaf)
     verb = "cancels itself" if type(leaf).__name__ in _CANCELLATIONS else "ends the process"
     return f"{verb}: {type(leaf).__name__}({said:.80}){place}"

@@ -22,7 +22,16 @@ from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.performance import CallRecord
 
-__all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", "host_of", "http_within", "listen"]
+__all__ = [
+    "BrowserGuard",
+    "CancellableServer",
+    "HttpServer",
+    "RequestCounter",
+    "TimedHttpProtocol",
+    "host_of",
+    "http_within",
+    "listen",
+]
 
 
 class RequestCounter:
@@ -160,6 +169,10 @@ class TimedHttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # asyncio does so for sockets whose protocol is named, and a listener made by hand names none. Without it, the
+        # body of an answer waits for some 40 ms until the client has acknowledged the headers.
+        if (connected := transport.get_extra_info("socket")) is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -201,8 +214,20 @@ def http_within(head_s: float) -> type[TimedHttpProtocol]:
     return type("Http", (TimedHttpProtocol,), {"head_s": head_s})
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn, to be served by `serve_until_cancelled` with `stop_on_drain` beside it."""
+class CancellableServer(uvicorn.Server):
+    """uvicorn in a task that may be cancelled."""
+
+    async def serve_until_cancelled(self, sockets: list[socket.socket]) -> None:
+        """Serve; when cancelled, too, the event loop forgets the sockets, whose numbers the next ones may get."""
+        try:
+            await self.serve(sockets)
+        finally:
+            for listening in getattr(self, "servers", []):  # none yet if it was cancelled before it began
+                listening.close()
+
+
+class HttpServer(CancellableServer):
+    """A server inside a service, to be served by `serve_until_cancelled` with `stop_on_drain` beside it."""
 
     @classmethod
     def over(cls, app: ASGIApp, *, head_s: float, grace_s: int, max_connections: int | None = None) -> Self:
@@ -222,14 +247,6 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=grace_s,
             )
         )
-
-    async def serve_until_cancelled(self, sockets: list[socket.socket]) -> None:
-        """Serve; when cancelled, too, the event loop forgets the sockets, whose numbers the next ones may get."""
-        try:
-            await self.serve(sockets)
-        finally:
-            for listening in getattr(self, "servers", []):  # none yet if it was cancelled before it began
-                listening.close()
 
     async def stop_on_drain(self, service: Service) -> None:
         """Stop once the service drains: requests under way have a while to end."""

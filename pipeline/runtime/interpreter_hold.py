@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from lachesis.pipeline.common.code_place import holding_place
 from lachesis.pipeline.notices.silence import HELD_CURE
-from lachesis.pipeline.runtime.code_place import holding_place
 from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
 from lachesis.pipeline.runtime.slow_code import SlowCode
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lachesis import __version__
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.runtime.http import http_within
+from lachesis.pipeline.runtime.http import CancellableServer, http_within
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.agent.tools import AgentTools
 
@@ -118,7 +118,7 @@ async def serve_http(server: MCPServer, host: str, port: int, token: str, starte
     )
     started(bound)
     with listener:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await CancellableServer(config).serve_until_cancelled([listener])
 
 
 class _TokenCheck:

@@ -13,10 +13,10 @@ import pytest
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.common.code_place import StackLine
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.runtime import held_loop
-from lachesis.pipeline.runtime.code_place import StackLine
 from lachesis.pipeline.runtime.held_loop import SPEAKS_AFTER_S, HeldLoop, speaking_while_held
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects

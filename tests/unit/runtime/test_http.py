@@ -1,5 +1,8 @@
-"""What an application answers is counted, whatever becomes of the request."""
+"""What an application answers is counted, whatever becomes of the request; an answer waits for no acknowledgement."""
 
+import socket
+
+import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -7,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.pipeline.runtime.http import RequestCounter
+from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, listen
 from lachesis.pipeline.telemetry.performance import CallRecord
 
 
@@ -36,3 +39,20 @@ async def test_calls_are_told_with_their_size_items_and_failures() -> None:
         (8, False, 3, 9), (8, True, 3, 9), (8, True, 3, 9), (1, True, None, None), (1, True, None, None),
     ]  # fmt: skip
     assert all(call.seconds > 0 for call in calls)
+
+
+@pytest.mark.outside
+async def test_no_answer_waits_until_the_client_has_acknowledged_its_headers() -> None:
+    """As it would, for some 40 ms, on a connection that gathers small packets (Nagle's algorithm)."""
+    for listener in (listen("127.0.0.1", 0, "a.port"), socket.create_server(("127.0.0.1", 0))):
+        server = HttpServer.over(Starlette(), head_s=10.0, grace_s=1)
+        with listener:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(server.serve_until_cancelled, [listener])
+                port = listener.getsockname()[1]
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+                    await http.get("/")
+                    (connection,) = server.server_state.connections
+                    accepted = connection.transport.get_extra_info("socket")
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                tasks.cancel_scope.cancel()

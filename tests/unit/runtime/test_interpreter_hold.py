@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.runtime.code_place import StackLine, holding_place, place_of
+from lachesis.pipeline.common.code_place import StackLine, holding_place, place_of
 from lachesis.pipeline.runtime.interpreter_hold import HOLD_S, InterpreterHolds, held_place
 from lachesis.pipeline.runtime.shared_note import MAX_NOTE_BYTES, SharedNote, read_note
 
@@ -27,14 +27,15 @@ def reward():
     libc.read(0, ctypes.create_string_buffer(1), 1)
 
 with INTERPRETER_HOLDS.watched():
-    began_s = time.monotonic()
-    reward()
-    assert INTERPRETER_HOLDS.was_held_since(began_s)
-    while INTERPRETER_HOLDS.describe() is None:
-        time.sleep(0.02)
+    while INTERPRETER_HOLDS.describe() is None:  # what it waited for a processor does not count: it may take two
+        began_s = time.monotonic()
+        reward()
+        assert INTERPRETER_HOLDS.was_held_since(began_s)
+        while INTERPRETER_HOLDS._ended_s < began_s or INTERPRETER_HOLDS._note.size:
+            time.sleep(0.02)
     print(INTERPRETER_HOLDS.describe(), flush=True)
 """
-"""Holds its interpreter until its standard input ends."""
+"""Holds its interpreter until a byte comes, again and again until it has said so."""
 _DUMP = """Timeout (0:00:01)!
 Thread 0x00007f (most recent call first):
   File "/home/me/raters.py", line 7 in slow
@@ -50,7 +51,7 @@ Thread 0x00007e (most recent call first):
 def held(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     code = tmp_path / "judge.py"
     code.write_text(textwrap.dedent(_HELD))
-    with subprocess.Popen([sys.executable, code], stdin=-1, stdout=-1, text=True) as process:
+    with subprocess.Popen([sys.executable, code], stdin=-1, stdout=-1, bufsize=1, text=True) as process:
         yield process
         process.kill()
 
@@ -59,12 +60,12 @@ def held(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held: "subprocess.Popen[str]") -> None:
     assert held.stdin is not None
     assert held.stdout is not None
-    assert held.stdout.readline() == "begins\n"
-    while (place := held_place(held.pid)) is None:
-        assert held.poll() is None
-    assert place == "reward (judge.py, line 10) of <module>"
-    held.stdin.close()
-    said = held.stdout.read()
+    while (said := held.stdout.readline()) == "begins\n":
+        while (place := held_place(held.pid)) is None:
+            assert held.poll() is None
+        assert place == "reward (judge.py, line 10) of <module>"
+        held.stdin.write("\n")
+    said += held.stdout.read()
     assert "reward (judge.py, line 10) of <module> held Python itself for" in said
     assert "in which nothing else of its process runs" in said
     assert held.wait(60) == 0

@@ -56,7 +56,9 @@ async def test_a_body_of_a_tools_call_reaches_the_tools_and_a_large_one_does_not
         assert "lachesis" in answered.text
 
 
-async def test_a_body_that_never_ends_is_cut_off() -> None:
+async def test_a_body_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_HEAD_S", 0.3)  # for as long a client may go on sending after its answer
+
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 65536

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import signal
+import sys
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from lachesis.pipeline.common.user_code import refuse_ending
+from lachesis.pipeline.common.user_code import load_attribute, refuse_ending
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.scorer.config import RaterConfig
@@ -52,6 +53,19 @@ def test_an_environment_that_ends_the_process_is_named(
     with pytest.raises(Exception, match="SystemExit") as caught:
         item_keys_of(load_environment(f"{write(tmp_path, place, code)}:Mine", {"code": 1}))
     check(caught.value, code, caplog)
+
+
+def test_the_users_line_is_named_where_a_package_stands_in_place_of_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As wandb does from its first run on."""
+    hooks = tmp_path / "site-packages" / "exit_hooks.py"
+    hooks.parent.mkdir()
+    hooks.write_text("def leave(code=None):\n    raise SystemExit(code)\n")
+    monkeypatch.setattr(sys, "exit", load_attribute(str(hooks), "leave", "hooks"))
+    with pytest.raises(Exception, match="SystemExit") as caught:
+        item_keys_of(load_environment(f"{write(tmp_path, 'in_len', 3)}:Mine", {"code": 1}))
+    check(caught.value, 3, caplog)
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["StackLine", "holding_place", "is_idle_loop", "is_own_code", "place_of", "stack_of"]
+__all__ = ["StackLine", "holding_place", "is_idle_loop", "is_own_code", "own_line", "place_of", "stack_of"]
 
 _LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
@@ -55,16 +55,16 @@ def is_idle_loop(stack: Sequence[StackLine]) -> bool:
 
 def is_own_code(stack: Sequence[StackLine]) -> bool:
     """Return whether somebody's own code is under way, not only that of libraries and this project."""
-    return _own(stack) is not None
+    return own_line(stack) is not None
 
 
 def place_of(stack: Sequence[StackLine]) -> str:
     """Return where the code of a stack stands, which is not empty."""
-    own = _own(stack)
+    own = own_line(stack)
     if own is None:
         others = [line for line in stack if not _is_standard(line)]
         return str(next((line for line in others if not _OURS.search(line.file)), next(iter(others), stack[0])))
-    first = _own(stack[::-1])
+    first = own_line(stack[::-1])
     return str(own) if first is None or first == own else f"{own} of {first.function}"
 
 
@@ -75,11 +75,11 @@ def holding_place(dump: str) -> str | None:
     which is written last.
     """
     busy = [stack for stack in _stacks(dump.splitlines()) if Path(stack[0].file).name not in _WAITING]
-    own = [stack for stack in reversed(busy) if _own(stack) is not None]
+    own = [stack for stack in reversed(busy) if own_line(stack) is not None]
     return " or ".join(dict.fromkeys(map(place_of, own[:_MAX_PLACES] or busy[-1:]))) or None
 
 
-def _own(stack: Sequence[StackLine]) -> StackLine | None:
+def own_line(stack: Sequence[StackLine]) -> StackLine | None:
     """Return the innermost line that is neither of a library nor of this project."""
     return next(
         (line for line in stack if not (_is_standard(line) or _INSTALLED.search(line.file) or _OURS.search(line.file))),
