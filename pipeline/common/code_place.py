@@ -72,9 +72,9 @@ def holding_place(dump: str) -> str | None:
     """Return where the code stands that held the interpreter when `faulthandler` wrote `dump`.
 
     None: it does not say. That is a thread that waits for nothing: one in somebody's own code, else the main thread,
-    which is written last.
+    which is written last. A line that is still being written counts for nothing.
     """
-    busy = [stack for stack in _stacks(dump.splitlines()) if Path(stack[0].file).name not in _WAITING]
+    busy = [stack for stack in _stacks(dump.split("\n")[:-1]) if Path(stack[0].file).name not in _WAITING]
     own = [stack for stack in reversed(busy) if own_line(stack) is not None]
     return " or ".join(dict.fromkeys(map(place_of, own[:_MAX_PLACES] or busy[-1:]))) or None
 
