@@ -12,7 +12,7 @@ import lachesis.services
 
 __all__ = ["named", "structs"]
 
-LACKING = {"lachesis.pipeline.inference.vllm_worker", "lachesis.pipeline.model.picked_kernels"}
+LACKING = {"lachesis.pipeline.inference.engines.vllm.worker", "lachesis.pipeline.model.picked_kernels"}
 """Modules that need vLLM and triton; neither decodes a struct of its own."""
 
 

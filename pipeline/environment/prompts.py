@@ -13,7 +13,7 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.inference import as_chat
 from lachesis.pipeline.environment.template import PLACEHOLDERS, render_turn
-from lachesis.pipeline.inference.dialects import template_messages
+from lachesis.pipeline.inference.serving.dialects import template_messages
 from lachesis.pipeline.model.chat_template import render_chat, template_text, template_variables, unread_parameter
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message

@@ -66,7 +66,7 @@ _ENGINES = {
         serve="lachesis.pipeline.inference.stage:serve_vllm",
         says="vllm",
         extra="vllm",
-        check_interpreter="lachesis.pipeline.inference.vllm_interpreter:check_vllm",
+        check_interpreter="lachesis.pipeline.inference.engines.vllm.interpreter:check_vllm",
     ),
 }
 

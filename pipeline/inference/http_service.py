@@ -25,10 +25,10 @@ from lachesis.pipeline.inference.directory import (
     url_file,
 )
 from lachesis.pipeline.inference.policy_follower import follow_policy
-from lachesis.pipeline.inference.sampling_notice import SamplingNotice
-from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS, TEXT_PATHS
+from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS, TEXT_PATHS
+from lachesis.pipeline.inference.serving.sampling_notice import SamplingNotice
+from lachesis.pipeline.inference.serving.traces import TracedRequests
 from lachesis.pipeline.inference.settings import ServerSettings
-from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, host_of
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.weights.download import FETCHED, WeightsReceiver

@@ -14,16 +14,16 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.extension import load_place
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
     control_token,
 )
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.placement import forms_of, place
+from lachesis.pipeline.inference.engines.vllm.process import start_vllm
 from lachesis.pipeline.inference.http_service import allowed_hosts, announce, serve_role
-from lachesis.pipeline.inference.placement import forms_of, place
 from lachesis.pipeline.inference.settings import ServerSettings
-from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.end_tokens import end_tokens
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer

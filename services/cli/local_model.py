@@ -43,9 +43,9 @@ async def open_app(
     Raises ConfigError when it cannot be loaded, StartupError when a package is missing.
     """
     try:
-        from lachesis.pipeline.inference.app import build_app
-        from lachesis.pipeline.inference.engine import Engine
-        from lachesis.pipeline.inference.placement import forms_of, place
+        from lachesis.pipeline.inference.engines.reference.app import build_app
+        from lachesis.pipeline.inference.engines.reference.engine import Engine
+        from lachesis.pipeline.inference.engines.reference.placement import forms_of, place
         from lachesis.pipeline.model.end_tokens import end_tokens
         from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import policy_tensors, policy_version

@@ -32,10 +32,10 @@ from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.stage import SingleGroup, run_environment
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.directory import register
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
 from lachesis.pipeline.model.context import check_positions

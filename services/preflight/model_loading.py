@@ -40,8 +40,8 @@ def model_loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str
 
 def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> str:
     try:
-        from lachesis.pipeline.inference.engine import Engine
-        from lachesis.pipeline.inference.placement import place
+        from lachesis.pipeline.inference.engines.reference.engine import Engine
+        from lachesis.pipeline.inference.engines.reference.placement import place
         from lachesis.pipeline.inference.protocol import SamplingParams
         from lachesis.pipeline.model.chat_template import render_chat
         from lachesis.pipeline.model.end_tokens import end_tokens

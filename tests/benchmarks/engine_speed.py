@@ -14,8 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lachesis.pipeline.inference.config import EngineConfig, InferenceConfig
-from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.placement import place
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.placement import place
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model
 

@@ -21,8 +21,8 @@ from in_process_grpo import Player, edit_distance, passed, warm_started, with_ad
 from numpy.typing import NDArray
 
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
-from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.requests import GenerationResult
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.serving.requests import GenerationResult
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.trainer.batch import pack

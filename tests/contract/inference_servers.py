@@ -15,9 +15,9 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from lachesis.pipeline.config.run import InferenceConfig
-from lachesis.pipeline.inference.app import build_app
-from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.vllm import start_vllm
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.engines.vllm.process import start_vllm
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 
 __all__ = ["ARGUMENTS", "CPU", "KEY", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]

@@ -16,7 +16,7 @@ from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import LoadedWeights, SamplingParams
-from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import ModelSetup, save_policy

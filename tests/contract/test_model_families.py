@@ -5,8 +5,8 @@ import torch
 from contract.model_families import FAMILIES, family_model
 
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.decoding import PaddedBatch, UnpaddedBatch
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.decoding import PaddedBatch, UnpaddedBatch
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.tensors import policy_tensors
 

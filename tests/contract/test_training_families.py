@@ -5,7 +5,7 @@ import pytest
 from contract.model_families import FAMILIES, family_model
 
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.context import positions_change_at
 from lachesis.pipeline.model.logprobs import SampledLogprobs

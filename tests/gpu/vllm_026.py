@@ -1,6 +1,6 @@
 """Stands between this project, which speaks vLLM 0.32, and vLLM 0.26.0: a GPU's torch may take no newer one.
 
-    python -m gpu.vllm_026 -m ENTRY ARGUMENT...    as `lachesis.pipeline.inference.vllm` starts vLLM
+    python -m gpu.vllm_026 -m ENTRY ARGUMENT...    as `lachesis.pipeline.inference.engines.vllm.process` starts vLLM
 
 It becomes the server of 0.26.0 with the arguments that it knows. What it does not know of weights, `WeightNames` adds:
 their version, by /weight_info and in what /inference/v1/generate answers. For figures alone: a run needs 0.32. Where
@@ -24,7 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 _ENTRY = "vllm.entrypoints.openai.api_server"
 _UNKNOWN = "--enable-scale-out"
 """What it opens is there without."""
-_WORKER = "lachesis.pipeline.inference.vllm_worker.WorkerExtension"
+_WORKER = "lachesis.pipeline.inference.engines.vllm.worker.WorkerExtension"
 _OWN_WORKER = "gpu.vllm_026_worker.WorkerExtension"
 _FINAL_ONLY = 2
 """Of vLLM's `RequestOutputKind`."""

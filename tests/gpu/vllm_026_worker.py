@@ -3,7 +3,7 @@
 import abc
 from typing import Any, NoReturn
 
-from lachesis.pipeline.inference.vllm_worker import FileTransfer, WorkerExtension
+from lachesis.pipeline.inference.engines.vllm.worker import FileTransfer, WorkerExtension
 
 __all__ = ["WorkerExtension"]
 

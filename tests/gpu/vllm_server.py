@@ -17,8 +17,8 @@ from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.engines.vllm.process import start_vllm
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import PolicyModel, save_policy

@@ -6,7 +6,7 @@ To be named to vLLM with `--worker-extension-cls`. Everything else says that the
 import os
 from pathlib import Path
 
-from lachesis.pipeline.inference.vllm_worker import FileTransfer, WorkerExtension
+from lachesis.pipeline.inference.engines.vllm.worker import FileTransfer, WorkerExtension
 
 __all__ = ["LosingExtension"]
 

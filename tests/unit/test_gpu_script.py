@@ -176,7 +176,7 @@ def test_the_oldest_versions_are_those_that_the_project_names():
 
 def test_an_older_vllm_gets_the_arguments_that_it_knows():
     given = ["-m", "vllm.entry", "--enable-scale-out", "--worker-extension-cls",
-             "lachesis.pipeline.inference.vllm_worker.WorkerExtension", "--middleware", "ours"]  # fmt: skip
+             "lachesis.pipeline.inference.engines.vllm.worker.WorkerExtension", "--middleware", "ours"]  # fmt: skip
     assert vllm_026.arguments_of_026(given) == [
         "-m", "vllm.entrypoints.openai.api_server", "--middleware", "gpu.vllm_026.WeightNames",
         "--worker-extension-cls", "gpu.vllm_026_worker.WorkerExtension", "--middleware", "ours",

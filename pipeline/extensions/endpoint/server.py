@@ -42,7 +42,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelReques
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import Dialect, StreamEvent
 from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import openai_error
-from lachesis.pipeline.inference.replies import body_of
+from lachesis.pipeline.inference.serving.replies import body_of
 from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
 from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.values import Finite, check_plain

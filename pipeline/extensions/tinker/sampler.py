@@ -28,8 +28,8 @@ from lachesis.pipeline.inference.protocol import (
     SamplingParams,
     WeightVersionSpan,
 )
-from lachesis.pipeline.inference.requests import GenerationResult, SampledToken, SampleResult, TokenListener
-from lachesis.pipeline.inference.sampling_engine import EngineFullError
+from lachesis.pipeline.inference.serving.engine import EngineFullError
+from lachesis.pipeline.inference.serving.requests import GenerationResult, SampledToken, SampleResult, TokenListener
 from lachesis.schemas.errors import DataError
 
 __all__ = ["TinkerSampler", "open_sampler"]

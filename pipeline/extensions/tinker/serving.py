@@ -15,7 +15,7 @@ from lachesis.pipeline.extensions.tinker.names import base_model_of, tokenizer_o
 from lachesis.pipeline.extensions.tinker.sampler import open_sampler
 from lachesis.pipeline.inference.directory import control_token
 from lachesis.pipeline.inference.http_service import allowed_hosts, serve_role
-from lachesis.pipeline.inference.serving_app import ServedTokens, serving_app
+from lachesis.pipeline.inference.serving.app import ServedTokens, serving_app
 from lachesis.pipeline.model.end_tokens import named_end_tokens
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.tokenizer import tokenizer_hash

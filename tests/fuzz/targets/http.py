@@ -17,10 +17,10 @@ from fuzz.mutate import mutate_bytes, mutate_json, mutate_text
 from fuzz.oracle import Target
 
 from lachesis.pipeline.errors import InfrastructureError, StartupError
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version

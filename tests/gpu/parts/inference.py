@@ -8,8 +8,8 @@ from gpu.figures import check, figure
 from gpu.models import DEVICE, THREADS, model_of
 
 from lachesis.pipeline.inference.config import EngineConfig, InferenceConfig
-from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.placement import place
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.placement import place
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.policy import PolicyModel
 

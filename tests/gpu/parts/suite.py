@@ -13,7 +13,11 @@ from gpu.models import DEVICE
 __all__ = ["measure"]
 
 _TESTS = Path(__file__).parents[2]
-_FIRST = ("unit/inference/test_gpu_segment.py", "unit/inference/test_gpu_engine.py", "unit/model/test_device.py")
+_FIRST = (
+    "unit/inference/engines/vllm/test_gpu_segment.py",
+    "unit/inference/engines/reference/test_gpu_engine.py",
+    "unit/model/test_device.py",
+)
 _ALL = ("unit/trainer", "unit/model", "unit/inference", "unit/offline/reproduction")
 _NEEDS = {
     "unit/trainer/test_adapters.py": "peft",

@@ -18,10 +18,10 @@ from lachesis.pipeline.extensions.atropos.gateway import app as gateway_app
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
 from lachesis.pipeline.inference.access import CONTROL_PATHS
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.engine import Engine
-from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.services.web import app as web_app
 from lachesis.testing import FakeInference

@@ -12,10 +12,10 @@ from lachesis import Environment, Reply, Session, Task
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.evaluator.evaluate import evaluate
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy

@@ -6,9 +6,9 @@ import pytest
 import torch
 from outside import mark_below
 
-from lachesis.pipeline.inference import engine as engine_module
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference import engine as engine_module
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.model.policy import build_tiny_policy
 
 VERSION = "0-first-000000000000"

@@ -15,14 +15,14 @@ import torch
 import uvicorn
 
 from lachesis.pipeline.errors import AccessError, InfrastructureError, StartupError, UnreadableAnswerError
-from lachesis.pipeline.inference import serving_app as module
 from lachesis.pipeline.inference.access import CONTROL_PATHS
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.serving_app import SAMPLING_PATHS
+from lachesis.pipeline.inference.serving import app as module
+from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy

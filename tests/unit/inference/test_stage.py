@@ -220,7 +220,7 @@ async def test_an_engine_that_fails_ends_the_service_with_its_cause(lab, config,
             with pytest.raises(InfrastructureError, match="list index out of range"):
                 await (await directory.current()).generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
 
-    monkeypatch.setattr("lachesis.pipeline.inference.engine.read_draw", broken)
+    monkeypatch.setattr("lachesis.pipeline.inference.engines.reference.engine.read_draw", broken)
     with pytest.RaisesGroup(
         pytest.RaisesExc(StartupError, match=r"inference\.eval: .*list index out of range"), flatten_subgroups=True
     ):

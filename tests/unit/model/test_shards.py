@@ -88,9 +88,9 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
-    monkeypatch.delitem(sys.modules, "lachesis.pipeline.inference.vllm_worker", raising=False)
-    found = importlib.import_module("lachesis.pipeline.inference.vllm_worker")
-    monkeypatch.delitem(sys.modules, "lachesis.pipeline.inference.vllm_worker")
+    monkeypatch.delitem(sys.modules, "lachesis.pipeline.inference.engines.vllm.worker", raising=False)
+    found = importlib.import_module("lachesis.pipeline.inference.engines.vllm.worker")
+    monkeypatch.delitem(sys.modules, "lachesis.pipeline.inference.engines.vllm.worker")
     return found
 
 

@@ -11,9 +11,9 @@ import uvicorn
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.services.cli.environments import env_app
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.inference.prompt_scoring import score_prompts
+from lachesis.pipeline.inference.engines.reference.prompt_scoring import score_prompts
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig

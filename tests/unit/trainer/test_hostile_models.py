@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.inference.protocol import TokenizeRequest
-from lachesis.pipeline.inference.serving_app import _chat_tokens
+from lachesis.pipeline.inference.serving.app import _chat_tokens
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 

@@ -12,8 +12,8 @@ import numpy as np
 from unit.extensions.endpoint.families import tokenizer_of
 
 from lachesis.pipeline.inference.client import GeneratedSample
-from lachesis.pipeline.inference.dialects import template_messages
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.serving.dialects import template_messages
 from lachesis.pipeline.model.chat_template import render_chat
 
 VERSION = "0-fake-0000"

@@ -8,10 +8,10 @@ import torch
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
-from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model import logit_memory
 from lachesis.pipeline.tasks.task import Task

@@ -20,7 +20,7 @@ import torch
 from lachesis import Environment, Session, StepEnv, Task
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.schemas.errors import ConfigError, DataError

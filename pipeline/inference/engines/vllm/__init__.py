@@ -1,0 +1,1 @@
+"""Real vLLM: a child process of the service, and the code of ours that runs inside it."""

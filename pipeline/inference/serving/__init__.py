@@ -1,0 +1,1 @@
+"""The HTTP routes of an inference server, over any engine that samples tokens."""
