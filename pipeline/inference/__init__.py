@@ -1,1 +1,1 @@
-"""Reference inference: an engine over transformers, an HTTP server with vLLM's fields, a client."""
+"""Inference servers of a run: their client, their routes over any engine, and the engines."""

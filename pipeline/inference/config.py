@@ -55,7 +55,7 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 _ENGINES = {
     "reference": EngineSpec(
-        serve="lachesis.pipeline.inference.stage:serve_reference",
+        serve="lachesis.pipeline.inference.engines.reference.serve:serve_reference",
         says="lachesis",
         extra="train",
         loads_here=True,
@@ -63,7 +63,7 @@ _ENGINES = {
         records_kept_tokens=True,
     ),
     "vllm": EngineSpec(
-        serve="lachesis.pipeline.inference.stage:serve_vllm",
+        serve="lachesis.pipeline.inference.engines.vllm.serve:serve_vllm",
         says="vllm",
         extra="vllm",
         check_interpreter="lachesis.pipeline.inference.engines.vllm.interpreter:check_vllm",
