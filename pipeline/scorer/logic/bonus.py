@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.normalizer.config.shaping import BOXED, RewardConfig, is_tag
+from lachesis.pipeline.scorer.answers.last_box import boxed
 from lachesis.pipeline.scorer.logic.signals import distinct_share
-from lachesis.pipeline.scorer.raters.boxed import boxed
 from lachesis.pipeline.tasks.thoughts import answer_part, closes_thought, has_one_thought, thought_opener
 from lachesis.schemas.annotations import GroupShaping
 

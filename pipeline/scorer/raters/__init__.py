@@ -1,4 +1,4 @@
-"""Built-in raters, one a module; each loads only when an ensemble names it."""
+"""Built-in raters, one a module of its name; each loads only when an ensemble names it."""
 
 from lachesis.pipeline.extension import with_added
 
@@ -11,9 +11,9 @@ _BUILTIN = {
     "exact_match": f"{_HERE}.exact_match:exact_match",
     "format": f"{_HERE}.format:well_formed",
     "json_valid": f"{_HERE}.json_valid:json_valid",
-    "llm_judge": f"{_HERE}.llm_judge:LLMJudge",
-    "math": f"{_HERE}.math_rater:MathRater",
     "length": f"{_HERE}.length:length",
+    "llm_judge": f"{_HERE}.llm_judge:LLMJudge",
+    "math": f"{_HERE}.math:MathRater",
     "numeric": f"{_HERE}.numeric:numeric",
     "repetition": f"{_HERE}.repetition:repetition",
     "reward_model": f"{_HERE}.reward_model:RewardModel",

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 
 import anyio
 
+from lachesis.pipeline.scorer.answers.program import program_in
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.pipeline.scorer.raters.program import program_in
 from lachesis.pipeline.scorer.sandbox import Sandbox, SandboxLimits
 from lachesis.pipeline.tasks.assertions import called_names, imported_packages
 from lachesis.pipeline.tasks.program_tests import program_tests

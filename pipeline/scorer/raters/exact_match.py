@@ -1,7 +1,7 @@
 """Rates 1 if the answer equals the reference, else 0."""
 
+from lachesis.pipeline.scorer.answers.given_and_reference import any_of, check_pattern, given
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
 
 __all__ = ["exact_match"]
 

@@ -1,7 +1,7 @@
 """Rates 1 if the completion has the wanted form and ended by itself, else 0."""
 
+from lachesis.pipeline.scorer.answers.given_and_reference import check_pattern, compiled
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import check_pattern, compiled
 
 __all__ = ["well_formed"]
 

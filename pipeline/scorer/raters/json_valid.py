@@ -9,8 +9,8 @@ from typing import Any
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.errors import StartupError
+from lachesis.pipeline.scorer.answers.given_and_reference import check_pattern, given
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import check_pattern, given
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["json_valid"]

@@ -14,9 +14,9 @@ import msgspec
 
 from lachesis.pipeline.common.secrets import key_in_variable, without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
+from lachesis.pipeline.scorer.answers.given_and_reference import references
 from lachesis.pipeline.scorer.rater import Rater, Sample, check_bounds
-from lachesis.pipeline.scorer.raters.answer import references
-from lachesis.pipeline.scorer.raters.http import check_rater_url, open_client, post_json
+from lachesis.pipeline.scorer.rater_client import check_rater_url, open_client, post_json
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 

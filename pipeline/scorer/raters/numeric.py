@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
+from lachesis.pipeline.scorer.answers.compare_math import is_equation_of_numbers, reference_answer
+from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicted_in_letters
+from lachesis.pipeline.scorer.answers.given_and_reference import any_of, check_pattern, given
+from lachesis.pipeline.scorer.answers.marked_answer import MarkedAnswer, marked_answer
+from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in
+from lachesis.pipeline.scorer.answers.number_of_short_answer import Number, read_number
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
-from lachesis.pipeline.scorer.raters.final_answer import MarkedAnswer, marked_answer
-from lachesis.pipeline.scorer.raters.last_number import last_number_in
-from lachesis.pipeline.scorer.raters.math_equal import is_equation_of_numbers, reference_answer
-from lachesis.pipeline.scorer.raters.number import Number, read_number
-from lachesis.pipeline.scorer.raters.number_twice import is_contradicted_in_letters
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["last_number", "numeric"]

@@ -9,7 +9,7 @@ import httpx
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.pipeline.scorer.raters.http import check_rater_url, open_client, post_json
+from lachesis.pipeline.scorer.rater_client import check_rater_url, open_client, post_json
 
 __all__ = ["RewardModel"]
 

@@ -1,7 +1,7 @@
 """Rates how close the answer is to the reference: 1 - edit distance / length of the longer one."""
 
+from lachesis.pipeline.scorer.answers.given_and_reference import any_of, check_pattern, given
 from lachesis.pipeline.scorer.rater import Sample, rater
-from lachesis.pipeline.scorer.raters.answer import any_of, check_pattern, given
 
 __all__ = ["levenshtein", "similarity"]
 

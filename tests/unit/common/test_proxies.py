@@ -6,7 +6,7 @@ from lachesis.pipeline.common.proxies import describe_proxy
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.chat_client import ChatClient
 from lachesis.pipeline.inference.client import ClientConfig, InferenceClient
-from lachesis.pipeline.scorer.raters.http import open_client, post_json
+from lachesis.pipeline.scorer.rater_client import open_client, post_json
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,13 @@ import anyio.to_process
 import pytest
 
 from lachesis.pipeline.scorer import worker_process
+from lachesis.pipeline.scorer.answers.compare_math import equal
+from lachesis.pipeline.scorer.answers.last_box import boxed
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.pipeline.scorer.rater import Sample
-from lachesis.pipeline.scorer.raters import math_rater
-from lachesis.pipeline.scorer.raters.boxed import boxed
-from lachesis.pipeline.scorer.raters.math_equal import equal
-from lachesis.pipeline.scorer.raters.math_rater import MathRater
+from lachesis.pipeline.scorer.raters import math as math_rater
+from lachesis.pipeline.scorer.raters.math import MathRater
 from lachesis.pipeline.scorer.runner import EnsembleRunner
 
 pytestmark = pytest.mark.hostile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.scorer.raters.math_equal import equal, equal_or_unsure, reference_answer
+from lachesis.pipeline.scorer.answers.compare_math import equal, equal_or_unsure, reference_answer
 
 LINES = Path(__file__).with_name("math_pairs.jsonl").read_text(encoding="utf-8").splitlines()
 PAIRS = [json.loads(line) for line in LINES]

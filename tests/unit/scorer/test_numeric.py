@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in
+from lachesis.pipeline.scorer.answers.number_of_short_answer import read_number
 from lachesis.pipeline.scorer.rater import Sample
-from lachesis.pipeline.scorer.raters.last_number import last_number_in
-from lachesis.pipeline.scorer.raters.number import read_number
 from lachesis.pipeline.scorer.raters.numeric import numeric
 
 ANSWERS = [

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lachesis.pipeline.scorer.answers.compare_math import equal, reference_answer
 from lachesis.pipeline.scorer.rater import Sample
-from lachesis.pipeline.scorer.raters.math_equal import equal, reference_answer
 from lachesis.pipeline.scorer.raters.numeric import numeric
 
 WRITTEN_OUT = [

@@ -13,7 +13,7 @@ from lachesis.pipeline.scorer.circuit_breaker import CircuitBreaker
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.pipeline.scorer.rater import Rating, Sample
-from lachesis.pipeline.scorer.raters.http import RefusedError
+from lachesis.pipeline.scorer.rater_client import RefusedError
 from lachesis.pipeline.scorer.runner import EnsembleRunner
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError
@@ -285,7 +285,7 @@ async def test_a_redirect_leads_neither_answer_nor_key_elsewhere(
 async def test_an_answer_that_is_too_long_is_given_up(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, rater: str
 ) -> None:
-    monkeypatch.setattr("lachesis.pipeline.scorer.raters.http._MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr("lachesis.pipeline.scorer.rater_client._MAX_REPLY_BYTES", 1000)
     server.answers = [(200, b" " * 2000)]
     params = {"url": f"{server.url}/v1", "model": "m"} | ({"rubric": "r"} if rater == "llm_judge" else {})
     bounds = (0.0, 1.0) if rater == "reward_model" else None

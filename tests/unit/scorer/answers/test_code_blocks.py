@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from lachesis.pipeline.scorer.answers.program import program_in
 from lachesis.pipeline.scorer.rater import Sample
 from lachesis.pipeline.scorer.raters.code import CodeRater
-from lachesis.pipeline.scorer.raters.program import program_in
 from lachesis.pipeline.tasks.assertions import called_names
 from lachesis.pipeline.tasks.program_tests import program_tests
 from lachesis.schemas.errors import ConfigError, DataError

@@ -8,12 +8,10 @@ an operator gives None.
 
 import re
 
-from lachesis.pipeline.scorer.raters.hedges import hedge_around, is_assurance
-from lachesis.pipeline.scorer.raters.latex import plain
-from lachesis.pipeline.scorer.raters.number_twice import is_contradicted_in_letters
-from lachesis.pipeline.scorer.raters.number_words import spelled_out
-from lachesis.pipeline.scorer.raters.numerals import Number, NumberToken, number_tokens
-from lachesis.pipeline.scorer.raters.surroundings import (
+from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicted_in_letters
+from lachesis.pipeline.scorer.answers.hedges import hedge_around, is_assurance
+from lachesis.pipeline.scorer.answers.latex import plain
+from lachesis.pipeline.scorer.answers.number_surroundings import (
     is_changed,
     operator_after,
     operator_before,
@@ -21,6 +19,8 @@ from lachesis.pipeline.scorer.raters.surroundings import (
     unit_of,
     without_marks,
 )
+from lachesis.pipeline.scorer.answers.numbers_in_digits import Number, NumberToken, number_tokens
+from lachesis.pipeline.scorer.answers.numbers_in_words import spelled_out
 
 __all__ = ["Number", "read_number"]
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Literal
 
-from lachesis.pipeline.scorer.raters.boxed import boxed, has_box
-from lachesis.pipeline.scorer.raters.latex import plain, unwrapped
-from lachesis.pipeline.scorer.raters.notation import of_one_kind, same_notation
-from lachesis.pipeline.scorer.raters.number import Number, read_number
-from lachesis.pipeline.scorer.raters.words import are_all_reals, same_choice, same_time, same_words
+from lachesis.pipeline.scorer.answers.compare_notation import of_one_kind, same_notation
+from lachesis.pipeline.scorer.answers.compare_words import are_all_reals, same_choice, same_time, same_words
+from lachesis.pipeline.scorer.answers.last_box import boxed, has_box
+from lachesis.pipeline.scorer.answers.latex import plain, unwrapped
+from lachesis.pipeline.scorer.answers.number_of_short_answer import Number, read_number
 
 __all__ = ["equal", "equal_or_unsure", "is_equation_of_numbers", "reference_answer"]
 

@@ -3,8 +3,8 @@
 import re
 from fractions import Fraction
 
-from lachesis.pipeline.scorer.raters.number_words import COUNTING, last_spelled_out
-from lachesis.pipeline.scorer.raters.numerals import Number
+from lachesis.pipeline.scorer.answers.numbers_in_digits import Number
+from lachesis.pipeline.scorer.answers.numbers_in_words import COUNTING, last_spelled_out
 
 __all__ = ["is_contradicted_in_letters"]
 

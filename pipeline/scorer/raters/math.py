@@ -10,10 +10,10 @@ from collections import OrderedDict
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.errors import StartupError
+from lachesis.pipeline.scorer.answers.compare_math import equal, equal_or_unsure, reference_answer
+from lachesis.pipeline.scorer.answers.given_and_reference import best_of, references
+from lachesis.pipeline.scorer.answers.last_box import boxed
 from lachesis.pipeline.scorer.rater import Rater, Sample
-from lachesis.pipeline.scorer.raters.answer import best_of, references
-from lachesis.pipeline.scorer.raters.boxed import boxed
-from lachesis.pipeline.scorer.raters.math_equal import equal, equal_or_unsure, reference_answer
 from lachesis.pipeline.scorer.worker_process import WorkerProcesses
 from lachesis.schemas.errors import ConfigError
 

@@ -9,9 +9,9 @@ words before and behind the number, up to the ends of the sentence.
 import re
 from typing import Literal
 
-from lachesis.pipeline.scorer.raters.latex import NARROW
-from lachesis.pipeline.scorer.raters.number_words import COUNTING
-from lachesis.pipeline.scorer.raters.numerals import Number
+from lachesis.pipeline.scorer.answers.latex import NARROW
+from lachesis.pipeline.scorer.answers.numbers_in_digits import Number
+from lachesis.pipeline.scorer.answers.numbers_in_words import COUNTING
 
 __all__ = ["COMPARED", "DOUBTFUL", "Hedge", "hedge_around", "is_assurance", "rates_another"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from lachesis.pipeline.scorer.raters.latex import NARROW
+from lachesis.pipeline.scorer.answers.latex import NARROW
 
 __all__ = ["Number", "NumberToken", "number_tokens"]
 

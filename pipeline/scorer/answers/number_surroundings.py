@@ -4,7 +4,7 @@
 
 import re
 
-from lachesis.pipeline.scorer.raters.latex import NARROW
+from lachesis.pipeline.scorer.answers.latex import NARROW
 
 __all__ = ["is_changed", "operator_after", "operator_before", "signed", "unit_of", "without_marks"]
 

@@ -7,7 +7,7 @@ A sentence answers with a number only if it offers that one alone.
 
 import re
 
-from lachesis.pipeline.scorer.raters.hedges import COMPARED, DOUBTFUL
+from lachesis.pipeline.scorer.answers.hedges import COMPARED, DOUBTFUL
 
 __all__ = ["joins"]
 

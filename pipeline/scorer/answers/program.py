@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from lachesis.pipeline.scorer.raters.fences import PYTHON_LABEL, CodeBlock, code_blocks
+from lachesis.pipeline.scorer.answers.code_blocks import PYTHON_LABEL, CodeBlock, code_blocks
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["program_in"]

@@ -5,8 +5,8 @@
 import re
 from typing import NamedTuple
 
-from lachesis.pipeline.scorer.raters.answer import last_match
-from lachesis.pipeline.scorer.raters.boxed import boxed, has_box
+from lachesis.pipeline.scorer.answers.given_and_reference import last_match
+from lachesis.pipeline.scorer.answers.last_box import boxed, has_box
 from lachesis.pipeline.tasks.thoughts import answer_part
 
 __all__ = ["MarkedAnswer", "marked_answer"]

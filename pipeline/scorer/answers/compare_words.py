@@ -4,7 +4,7 @@
 
 import re
 
-from lachesis.pipeline.scorer.raters.latex import plain
+from lachesis.pipeline.scorer.answers.latex import plain
 
 __all__ = ["are_all_reals", "same_choice", "same_time", "same_words"]
 

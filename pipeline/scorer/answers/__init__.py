@@ -1,0 +1,1 @@
+"""Reads answers out of completions, and compares them: numbers, mathematics, words, programs."""
