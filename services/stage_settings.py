@@ -23,7 +23,7 @@ from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.ledger.settings import LedgerSettings
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.retention.settings import HistorySettings, ReaderSettings, RecoverySettings
 from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings
@@ -187,7 +187,7 @@ def curriculum_settings(config: RunConfig) -> CurriculumSettings:
 
 def health_settings(config: RunConfig) -> HealthSettings:
     """Return the settings of the health service."""
-    estimators = {env: BUILTIN.get(config.advantage_of(env).estimator) for env in config.environments}
+    estimators = {env: builtin_estimator(config.advantage_of(env).estimator) for env in config.environments}
     zero_mean = {env for env, one in estimators.items() if one is not None and one.zero_mean and not one.whitens}
     return HealthSettings(
         config=config.health,

@@ -19,7 +19,7 @@ from lachesis.pipeline.curriculum.logic.registry import strategy_names
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import TrainerSpec, load_place
 from lachesis.pipeline.model.source import find_model
-from lachesis.pipeline.normalizer.config.advantage import estimator_names
+from lachesis.pipeline.normalizer.estimators import estimator_names
 from lachesis.pipeline.scorer import raters
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes

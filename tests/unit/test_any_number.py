@@ -23,7 +23,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
@@ -197,7 +197,7 @@ def test_the_normalizer_goes_on(numbers, mode):
     assert refused + len(ready) >= 40
 
 
-@pytest.mark.parametrize("estimator", BUILTIN)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_estimators_return_finite_advantages_or_refuse(numbers, estimator):
     for _ in range(32):
         scores = numbers.column(numbers.rng.choice([1, 2, 4, 16]))

@@ -18,12 +18,13 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, find_strategy, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
 from lachesis.pipeline.normalizer.estimators.own import estimator
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
 from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
@@ -194,7 +195,7 @@ ENTRY_POINTS: dict[str, Callable[[Any], Any]] = {
     **{name: call for kind in ESTIMATORS for name, call in advantage(kind).items()},
     "RewardGroup": lambda x: RewardGroup(x, 1e-3),
     "estimator": estimator,
-    **{f"{name} std_floor": lambda x, kind=kind: kind(x) for name, kind in BUILTIN.items()},
+    **{f"{name} std_floor": lambda x, name=name: builtin_estimator(name)(x) for name in ESTIMATORS},
     "shaped_advantage": lambda x: shaped_advantage(x, [0.1, 0.1], AdvantageConfig()),
     "shaped_advantage bonus": lambda x: shaped_advantage([0.0, 1.0], x, AdvantageConfig()),
     "whiten": lambda x: whiten(x, [1, 2]),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
 from lachesis.pipeline.health.logic.trends import scaled_deviations
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
 from lachesis.schemas.annotations import GroupReward
 
 __all__ = ["AdvantageCheck"]
@@ -49,7 +49,7 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     if not values:
         return True  # nothing is said of any sample
     most, n = max(map(abs, values)), len(values)
-    kind = BUILTIN.get(estimator)  # a user's own promises nothing but numbers
+    kind = builtin_estimator(estimator)  # a user's own promises nothing but numbers
     if kind is None:
         return True
     if kind.zero_mean and most and abs(math.fsum(value / most for value in values)) > 1e-6 * n:

@@ -7,20 +7,13 @@ from msgspec import UNSET, Struct, UnsetType
 from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.paths import CodeParams, CodePath
-from lachesis.pipeline.extension import with_added
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS, estimator_names
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ESTIMATORS", "SHAPEABLE", "AdvantageConfig", "estimator_names"]
+__all__ = ["SHAPEABLE", "AdvantageConfig"]
 
-ESTIMATORS = ("centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "gdpo", "pass@k")
-"""The built-in ones; see `normalizer/estimators`."""
 SHAPEABLE = ("centred", "dr_grpo", "rloo", "opo", "grpo")
 """Estimators that shaping goes with; the others divide by what bonuses are part of, or whiten over the batch."""
-
-
-def estimator_names() -> tuple[str, ...]:
-    """Return the names of all estimators, those of extensions too."""
-    return tuple(with_added("estimators", dict.fromkeys(ESTIMATORS)))
 
 
 class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,33 +1,30 @@
 """Loads an estimator from the configuration: a built-in name, `module:name` or `path/to/file.py:name`."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute
-from lachesis.pipeline.extension import added
+from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.estimators.centred import Centred
-from lachesis.pipeline.normalizer.estimators.dr_grpo import DrGrpo
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator
 from lachesis.pipeline.normalizer.estimators.gdpo import Gdpo
-from lachesis.pipeline.normalizer.estimators.grpo import Grpo
-from lachesis.pipeline.normalizer.estimators.maxrl import MaxRl
-from lachesis.pipeline.normalizer.estimators.opo import Opo
 from lachesis.pipeline.normalizer.estimators.own import EstimatorFunction, OwnEstimator
-from lachesis.pipeline.normalizer.estimators.pass_at_k import PassAtK
-from lachesis.pipeline.normalizer.estimators.reinforce_plus_plus import ReinforcePlusPlus
-from lachesis.pipeline.normalizer.estimators.rloo import Rloo
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["BUILTIN", "describe_estimator", "load_estimator"]
+__all__ = ["builtin_estimator", "describe_estimator", "load_estimator"]
 
-BUILTIN: dict[str, type[Estimator]] = {
-    kind.name: kind for kind in (Centred, Grpo, DrGrpo, Rloo, MaxRl, Opo, ReinforcePlusPlus, Gdpo, PassAtK)
-}
+
+def builtin_estimator(name: str) -> type[Estimator] | None:
+    """Return the class of a built-in estimator; None: it is not one."""
+    if name not in ESTIMATORS:
+        return None
+    kind: Any = load_place(ESTIMATORS[name])
+    return cast("type[Estimator]", kind)
 
 
 def load_estimator(config: AdvantageConfig) -> Estimator:
@@ -58,8 +55,9 @@ def _loaded(encoded: bytes) -> Estimator:
     config = msgspec.json.decode(encoded, type=AdvantageConfig)
     if config.estimator == Gdpo.name:
         return Gdpo(config.std_floor, config.weights)
-    if config.estimator in BUILTIN:
-        return BUILTIN[config.estimator](config.std_floor)
+    kind = builtin_estimator(config.estimator)
+    if kind is not None:
+        return kind(config.std_floor)
     place, _, name = added("estimators").get(config.estimator, config.estimator).rpartition(":")
     what = f"advantage.estimator {config.estimator!r}"
     found: object = load_attribute(place, name, what)

@@ -10,9 +10,11 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import HealthWindow
-from lachesis.pipeline.normalizer.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN, describe_estimator, load_estimator
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
+from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
+from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator, describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
@@ -136,8 +138,29 @@ def test_a_revision_records_its_version_and_not_where_it_lies(code: Path) -> Non
     assert load_estimator(AdvantageConfig(estimator=f"{code}:whitened")).whitens
 
 
-def test_the_configuration_names_the_estimators_that_there_are() -> None:
-    assert set(ESTIMATORS) == set(BUILTIN)
+class Halved(Estimator):
+    """What somebody adds: one class, and one line in the list."""
+
+    name = "halved"
+
+    def estimate(self, group: RewardGroup) -> list[float]:
+        return [reward / 2 for reward in group.rewards]
+
+    def bound(self, group: RewardGroup) -> float:
+        return group.range
+
+
+def test_a_new_estimator_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ESTIMATORS, "halved", f"{__name__}:Halved")
+    added = load_estimator(AdvantageConfig(estimator="halved"))
+    assert added.estimate(RewardGroup([1.0, 3.0], 1e-3)) == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_each_estimator_records_the_name_by_which_it_is_configured(name: str) -> None:
+    kind = builtin_estimator(name)
+    assert kind is not None
+    assert kind.name == name
 
 
 async def test_live_rewards_and_a_replay_have_equal_bits_and_name_it(lab) -> None:

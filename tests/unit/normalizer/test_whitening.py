@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
+from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
 from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
@@ -45,7 +46,7 @@ def test_a_sample_without_tokens_is_moved_but_moves_nobody():
 
 
 def test_whitening_refuses_what_has_no_tokens():
-    assert {name for name, kind in BUILTIN.items() if kind.whitens} == {"reinforce++-baseline", "gdpo"}
+    assert {name for name in ESTIMATORS if builtin_estimator(name).whitens} == {"reinforce++-baseline", "gdpo"}
     for tokens in ([0], [-1], [1, 2], []):
         with pytest.raises(DataError, match="whitening"):
             whiten([1.0], tokens)

@@ -24,7 +24,7 @@ from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import added
 from lachesis.pipeline.inference.config import engines
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
-from lachesis.pipeline.normalizer.estimators.registry import BUILTIN as ESTIMATORS
+from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
