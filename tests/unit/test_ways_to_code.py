@@ -56,7 +56,7 @@ FREE_FIELDS = {
     "pipeline.extensions.endpoint.logic.conversation.ModelRequest": "schemas of an agent's tools, shown to the model",
     **dict.fromkeys(
         (
-            f"pipeline.inference.dialects.{name}"
+            f"pipeline.inference.serving.dialects.{name}"
             for name in ("ChatRequest", "CompletionRequest", "SglangRequest", "SglangSampling", "VllmRequest",
                          "_OpenAiRequest", "_Sampling")
         ),
