@@ -24,11 +24,11 @@ __all__ = [
     "check_kind",
     "check_plain",
     "columns_of",
+    "convert_plain",
     "from_json",
     "listed",
     "numbers_or_missing",
     "plain_numbers",
-    "shaped",
     "unpack",
 ]
 
@@ -200,7 +200,7 @@ def from_json(what: str, kind: type[T], data: bytes) -> T:
         raise SchemaError(f"{what}: {str(error)[:500]}") from error
 
 
-def shaped(what: str, kind: type[T], value: Any) -> T:
+def convert_plain(what: str, kind: type[T], value: Any) -> T:
     """Return the plain `value` as a `kind`. Raises `SchemaError` naming `what` where it does not fit."""
     try:
         return msgspec.convert(value, kind)

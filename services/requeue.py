@@ -26,7 +26,7 @@ from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.pipeline.retention.holds import read_record as retention_record
-from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER
+from lachesis.pipeline.runtime.dead_letters import REQUEUED_HEADER
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent

@@ -122,7 +122,7 @@ class Joiner:
             self._settle(member, "duplicate", f"producer {plan.producer} published it before{where}")
         else:
             self._by_key[key] = self._by_group[plan.group] = member
-            self._weigh(member, plan)
+            self._settle_or_await(member, plan)
         for early in self._early.pop(plan.group, str(seq)):
             if seq >= early.first:
                 self._apply(member, early)
@@ -145,7 +145,8 @@ class Joiner:
         self._open[member.seq] = member
         return member
 
-    def _weigh(self, member: PendingRollout, plan: Plan) -> None:
+    def _settle_or_await(self, member: PendingRollout, plan: Plan) -> None:
+        """Settle a new rollout that no batch can hold; else set the deadlines of its annotations."""
         config = self._config
         if plan.samples > config.batch_size:
             reason = f"{plan.samples} samples where a batch has {config.batch_size}; lower the environment's samples"

@@ -16,8 +16,8 @@ from typing import get_args
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from lachesis.pipeline.batcher.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.entry_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, EntryFormer
 from lachesis.pipeline.batcher.join import Joiner, PendingRollout, Wanted
 from lachesis.pipeline.batcher.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batcher.settings import BatcherSettings
@@ -32,7 +32,7 @@ from lachesis.pipeline.ledger.ledger_end import read_ledger_end
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, publish_decision
-from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.dead_letters import count_dead, dead_letter, dead_letter_at, publish_dead_letter
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts, read_to_end
 from lachesis.pipeline.runtime.service import Service
@@ -120,7 +120,7 @@ class _Batcher:
         self.subject = subjects.ledger(service.run, trainer)
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
-        self.former = BatchFormer(config, self.joiner, self.chain)
+        self.former = EntryFormer(config, self.joiner, self.chain)
         self.standings = EnvironmentStatuses()
         self.lengths = RecentLengths()
         self.entry_seq = entry_seq
@@ -256,24 +256,17 @@ class _Batcher:
                 await self._write(drained=True)
 
     def _unscored(self, member: PendingRollout) -> DeadLetter:
-        group = member.plan.group if member.plan else None
         reason = f"no reward {self.config.score_deadline_s} s after it was seen"
         if "score" in member.lost:
             reason = f"no reward; it may have been in what cannot be read at sequence {member.lost['score']} of EVENTS"
-        return DeadLetter(
-            run=self.service.run,
+        return dead_letter_at(
+            self.service,
+            subjects.ROLLOUTS,
+            member.seq,
             env=member.env,
-            revision=self.service.revision,
-            stage=self.service.name,
+            plan=member.plan,
             kind="deadline",
-            stream=subjects.ROLLOUTS,
-            seq=member.seq,
-            group=group,
             reason=reason,
-            place=f"{self.service.name} {self.service.instance}",
-            time_ns=time.time_ns(),
-            trace_id=group,
-            leased=member.plan is not None and member.plan.lease is not None,
         )
 
     async def watch_governor(self) -> None:

@@ -43,8 +43,8 @@ from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
-from lachesis.pipeline.environment.sampler import Sampler
 from lachesis.pipeline.environment.settings import EnvironmentSettings
+from lachesis.pipeline.environment.task_sampler import TaskSampler
 from lachesis.pipeline.environment.traces import traced_if_abandoned
 from lachesis.pipeline.errors import (
     EnvironmentCodeError,
@@ -278,13 +278,13 @@ class _Producer:
                         "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
                     )
 
-    def _sampler(self) -> Sampler:
+    def _sampler(self) -> TaskSampler:
         if self.single is not None:
             alone = np.zeros(len(self.env), np.float32)
             alone[self.single.task] = 1.0
-            return Sampler.from_snapshot(alone, "single")
+            return TaskSampler.from_snapshot(alone, "single")
         left_out = np.concatenate([self.held_out, self.failures.too_long])
-        return Sampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
+        return TaskSampler.from_snapshot(mask_held_out(self.weights, left_out), self.snapshot_id)
 
     async def learn_limits(self) -> None:
         """Wait for the policy's server, and note its longest context."""

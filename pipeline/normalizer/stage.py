@@ -26,7 +26,7 @@ from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerS
 from lachesis.pipeline.normalizer.unjoined import UnjoinedScores
 from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.commitlog import RestoredState
-from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
+from lachesis.pipeline.runtime.dead_letters import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, read_to_end
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage, run_stateful

@@ -18,7 +18,7 @@ import anyio
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers
-from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
+from lachesis.pipeline.runtime.dead_letters import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError

@@ -32,7 +32,7 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState
-from lachesis.pipeline.runtime.deadletter import dead_letter, store_dead_letter
+from lachesis.pipeline.runtime.dead_letters import dead_letter, store_dead_letter
 from lachesis.pipeline.runtime.inputs import InputSource, open_bursts
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.state import RESTORE_HINT

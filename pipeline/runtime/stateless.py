@@ -29,7 +29,7 @@ from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
-from lachesis.pipeline.runtime.deadletter import count_dead, dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.dead_letters import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
 from lachesis.pipeline.runtime.incidents import announce_incident
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY

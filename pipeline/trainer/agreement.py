@@ -4,9 +4,9 @@ import torch
 
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.loss import loss_denominator, policy_loss
+from lachesis.pipeline.trainer.packed_batch import PackedBatch
 
 __all__ = ["losses"]
 

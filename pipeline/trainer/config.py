@@ -15,7 +15,7 @@ from lachesis.pipeline.common.paths import CodeParams, CodePath
 from lachesis.pipeline.common.trainability import TrainerReads
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.values import from_json, shaped
+from lachesis.schemas.values import convert_plain, from_json
 
 __all__ = [
     "INPUTS_FOR_ONE_ROW",
@@ -281,7 +281,7 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
     `SchemaError`.
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)
-    return shaped("numerics.learner", LearnerConfig, _DEFAULTS_BEFORE_VERSIONING | known)
+    return convert_plain("numerics.learner", LearnerConfig, _DEFAULTS_BEFORE_VERSIONING | known)
 
 
 class ModelInputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,6 @@ from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.pipeline.trainer.batch import PackedBatch, move_tensor
 from lachesis.pipeline.trainer.compile_watch import CompileWatch
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.distance_by_env import summed_by
@@ -42,6 +41,7 @@ from lachesis.pipeline.trainer.memory import (
     told_as_out_of_memory,
 )
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw, place_step_counters
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
 from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, in_float32
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, whole

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.loss import LOG_RATIO_LIMIT
+from lachesis.pipeline.trainer.packed_batch import PackedBatch
 
 __all__ = ["DISTANCE_SUMS", "distance_sums"]
 

@@ -20,7 +20,7 @@ from lachesis.pipeline.trainer.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 
 if TYPE_CHECKING:  # torch, which a trainer elsewhere does without
-    from lachesis.pipeline.trainer.batch import PackedBatch
+    from lachesis.pipeline.trainer.packed_batch import PackedBatch
     from lachesis.pipeline.trainer.step_metrics import StepMetrics
 
 __all__ = [

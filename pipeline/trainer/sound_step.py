@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lachesis.pipeline.trainer.batch import PackedBatch, pack
 from lachesis.pipeline.trainer.learner import Learner, NonFiniteError
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 

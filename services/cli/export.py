@@ -13,9 +13,9 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.offline.archive.exporter import Exporter, ExportRequest, ExportSummary
 from lachesis.pipeline.offline.archive.files import format_of
 from lachesis.schemas.subjects import EVENTS
+from lachesis.services.cli.history_options import SelectionOptions, with_selection
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
-from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_history
 from lachesis.services.run.losses import warn_of_losses

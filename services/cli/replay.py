@@ -14,9 +14,9 @@ from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.schemas.replay import UnscoredGroup
+from lachesis.services.cli.history_options import SelectionOptions, with_selection
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
-from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.connect import open_history
 from lachesis.services.run.losses import warn_of_losses

@@ -145,7 +145,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]
         from lachesis.pipeline.model.tensors import vocabulary_of
         from lachesis.pipeline.offline.verification.checks import loss_agreement
         from lachesis.pipeline.trainer.agreement import losses
-        from lachesis.pipeline.trainer.batch import pack
+        from lachesis.pipeline.trainer.packed_batch import pack
         from lachesis.pipeline.trainer.sequences import select_trainable
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; {install_command('train')}"

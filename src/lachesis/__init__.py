@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
     from lachesis.pipeline.scorer.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
-    from lachesis.pipeline.trainer.batches import batches
+    from lachesis.pipeline.trainer.batch_reader import batches
     from lachesis.pipeline.trainer.inputs.model_input import ModelInput
     from lachesis.schemas.rollout import Message
     from lachesis.services.notebook import open_run
@@ -87,7 +87,7 @@ _HOMES = {
     "Task": "lachesis.pipeline.tasks.task",
     "Sample": "lachesis.pipeline.scorer.rater",
     "ToolError": "lachesis.pipeline.errors",
-    "batches": "lachesis.pipeline.trainer.batches",
+    "batches": "lachesis.pipeline.trainer.batch_reader",
     "estimator": "lachesis.pipeline.normalizer.estimators.own",
     "open_run": "lachesis.services.notebook",
     "rater": "lachesis.pipeline.scorer.rater",

@@ -32,7 +32,7 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.environment.sampler import DrawnItem, Sampler
+from lachesis.pipeline.environment.task_sampler import DrawnItem, TaskSampler
 
 ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
 SPEED = 1.0  # times that learners learn and forget as fast
@@ -119,7 +119,7 @@ class Oracle:
     def sample(self, n, rng):
         p = self.learner.success()
         weight = np.where(self.learner.kind == SOUND, (4 * p * (1 - p)) ** 4, 0.0)
-        return Sampler.from_snapshot(weight).sample(n, rng)
+        return TaskSampler.from_snapshot(weight).sample(n, rng)
 
     def observe(self, feedback):
         pass
@@ -232,7 +232,7 @@ def time_draws(items=1_000_000, draws=2000):
     begun = time.perf_counter()
     snapshot = strategy.snapshot()
     made = time.perf_counter()
-    sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)
+    sampler = TaskSampler.from_snapshot(snapshot.weights, snapshot.id)
     ready = time.perf_counter()
     for _ in range(draws):
         sampler.sample(1, rng)

@@ -27,7 +27,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.ledger.reader import _fetch, fetch_groups
-from lachesis.pipeline.trainer.batch import PackedBatch, pack
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import select_trainable
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

@@ -25,9 +25,9 @@ from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.serving.requests import GenerationResult
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.sequences import Sequences

@@ -30,9 +30,9 @@ from lachesis.pipeline.inference.serving.requests import GenerationResult
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model
 from lachesis.pipeline.model.tokenizer import common_beginning
 from lachesis.pipeline.tasks.task import prompt_hash
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.pipeline.trainer.warmstart import warm_start

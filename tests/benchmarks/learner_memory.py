@@ -26,9 +26,9 @@ def take_steps(arguments: argparse.Namespace, way: dict, answer) -> None:
 
     from lachesis.pipeline.model import logit_memory
     from lachesis.pipeline.model.device import prepare_device
-    from lachesis.pipeline.trainer.batch import TrainingSequence, pack
     from lachesis.pipeline.trainer.config import LearnerConfig
     from lachesis.pipeline.trainer.learner import Learner
+    from lachesis.pipeline.trainer.packed_batch import TrainingSequence, pack
 
     device = prepare_device(arguments.device, arguments.threads)
     logit_memory.CPU_SLICE_BYTES = way.pop("slice_bytes", logit_memory.CPU_SLICE_BYTES)

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lachesis.pipeline.model.device import prepare_device
-from lachesis.pipeline.trainer.batch import PackedBatch, TrainingSequence, pack
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, TrainingSequence, pack
 
 WAYS = {
     "defaults": {},

@@ -10,9 +10,9 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.context import positions_change_at
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.tensors import policy_tensors
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 WAIT = 60

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from lachesis.pipeline.trainer.batch import PackedBatch, pack
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 __all__ = [

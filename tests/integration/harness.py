@@ -23,9 +23,9 @@ from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 
 __all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until", "weights_in_one_go"]

@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.runtime.deadletter import REQUEUED_HEADER, dead_letter, publish_dead_letter
+from lachesis.pipeline.runtime.dead_letters import REQUEUED_HEADER, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects

@@ -19,10 +19,10 @@ from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer.adapters import load_trainable_model
-from lachesis.pipeline.trainer.batch import PackedBatch, pack
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.services.demo import pretrained
 

@@ -42,7 +42,7 @@ from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
 from lachesis.pipeline.scorer.logic.intervals import StreamingCI, alpha_interval
 from lachesis.pipeline.scorer.logic.krippendorff import CategoryAlpha, IntervalAlpha, RaterReliability
 from lachesis.pipeline.scorer.rater import Rating, rater, to_rating
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.ledger import GroupRef

@@ -16,13 +16,13 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.environment.sampler import ItemWeights
+from lachesis.pipeline.environment.task_sampler import ItemWeights
 from lachesis.pipeline.tasks.item_keys import exact_key, places_of
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.columns import as_bytes, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.item_names import is_item_name
-from lachesis.schemas.values import shaped, unpack
+from lachesis.schemas.values import convert_plain, unpack
 
 __all__ = ["MAX_NAMED_ITEMS", "MAX_NAMES_BYTES", "NamedItemLearner", "PoolLearner", "feedback_of"]
 
@@ -129,10 +129,10 @@ class PoolLearner:
         found = unpack("curriculum delta", delta)
         keys = self.strategy.items.keys
         if keys is None:
-            for feedback in shaped("curriculum delta", list[ItemFeedback], found):
+            for feedback in convert_plain("curriculum delta", list[ItemFeedback], found):
                 self.strategy.observe(feedback)
             return
-        given = shaped("curriculum delta", _PoolDelta, found)
+        given = convert_plain("curriculum delta", _PoolDelta, found)
         if len(given.keys) != len(given.learned):
             raise SchemaError("curriculum delta: as many keys as feedback")
         for feedback, place in zip(given.learned, places_of(np.array(given.keys, np.uint64), keys), strict=True):
@@ -159,7 +159,7 @@ class PoolLearner:
         if keys is None:
             self.strategy.load_state_dict(found)
             return
-        saved = shaped("curriculum state", _PoolState, found)
+        saved = convert_plain("curriculum state", _PoolState, found)
         if len(saved.keys) % 8:
             raise SchemaError("curriculum state: keys of 8 bytes")
         former = view(saved.keys, "int64", len(saved.keys) // 8, "curriculum state, keys").view(np.uint64)
@@ -221,7 +221,7 @@ class NamedItemLearner(PoolLearner):
 
     def apply_delta(self, delta: bytes) -> None:
         """Learn again what `take_delta` returned. Raises `SchemaError` where it is malformed."""
-        made = shaped("curriculum delta", _NamedDelta, unpack("curriculum delta", delta))
+        made = convert_plain("curriculum delta", _NamedDelta, unpack("curriculum delta", delta))
         names = iter(made.names)
         for feedback in made.learned:
             name = next(names, None) if feedback.item == len(self._places) else None
@@ -238,7 +238,7 @@ class NamedItemLearner(PoolLearner):
 
     def load_state(self, state: bytes) -> None:
         """Take over what `state` returned. Raises what `Strategy.load_state_dict` raises."""
-        saved = shaped("curriculum state", _NamedState, unpack("curriculum state", state))
+        saved = convert_plain("curriculum state", _NamedState, unpack("curriculum state", state))
         strategy = load_strategy(_pool(len(saved.names)), self.strategy.config)
         strategy.load_state_dict(saved.strategy)
         self.strategy = strategy

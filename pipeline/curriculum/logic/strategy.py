@@ -20,12 +20,12 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.environment.sampler import DrawnItem, ItemWeights, Sampler
+from lachesis.pipeline.environment.task_sampler import DrawnItem, ItemWeights, TaskSampler
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
-from lachesis.schemas.values import Count, check_kind, plain_numbers, shaped
+from lachesis.schemas.values import Count, check_kind, convert_plain, plain_numbers
 
 __all__ = ["FeedbackStatus", "ItemFeedback", "ItemPool", "Strategy"]
 
@@ -137,7 +137,7 @@ class Strategy:
         """Newest policy step seen in any feedback."""
         self._counts = _Counts()
         self._ids: dict[str, None] = {}  # of feedback seen, oldest first
-        self._sampler: Sampler | None = None  # by the current weights
+        self._sampler: TaskSampler | None = None  # by the current weights
 
     # -- to override
 
@@ -216,7 +216,7 @@ class Strategy:
             raise DataError(f"the number of items to draw is {n}; give 0 or more.")
         if self._sampler is None:
             snapshot = self.snapshot()
-            self._sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)
+            self._sampler = TaskSampler.from_snapshot(snapshot.weights, snapshot.id)
         return self._sampler.sample(n, rng)
 
     def snapshot(self) -> ItemWeights:
@@ -260,7 +260,7 @@ class Strategy:
         Raises SettingsChangedError if it is of another strategy, item count or build, SchemaError if it is malformed;
         nothing was taken over then.
         """
-        saved = shaped("curriculum state", _SavedStrategy, state)
+        saved = convert_plain("curriculum state", _SavedStrategy, state)
         if saved.strategy == type(self).__name__ and saved.items == self.items.count:
             saved.arrays = self.completed(saved.arrays)
         change = self._change(saved)
@@ -303,7 +303,7 @@ class Strategy:
         `places` int64 [N]: where each item was in that, -1 for a new one; `skills` are those that it had. What is known
         of an item goes with it, and of a skill with its name. Raises as `load_state_dict`.
         """
-        saved = shaped("curriculum state", _SavedStrategy, state)
+        saved = convert_plain("curriculum state", _SavedStrategy, state)
         if saved.strategy != type(self).__name__ or saved.version != STATE_VERSION:
             raise SettingsChangedError(str(self._change(msgspec.structs.replace(saved, items=self.items.count))))
         moved = {name: array.copy() for name, array in self.arrays().items()}

@@ -27,7 +27,7 @@ from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.calls import SessionCall
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["AgentSession", "SessionEndedError", "Trained"]
 
@@ -242,7 +242,7 @@ class AgentSession:
             for name in ("max_tokens", "seed", "stop", "temperature", "top_p")
             if (value := getattr(request, name)) is not None
         }
-        bounds = shaped("the request", SamplingParams, given)
+        bounds = convert_plain("the request", SamplingParams, given)
         limits = [limit for limit in (run.max_tokens, bounds.max_tokens) if limit is not None]
         seed = bounds.seed
         if seed is None:

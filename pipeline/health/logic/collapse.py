@@ -9,7 +9,7 @@ import msgspec
 
 from lachesis.pipeline.health.logic.check import LADDER, Check, CheckResult, HealthWindow, finite, mean
 from lachesis.schemas.annotations import GroupScore, GroupSignals
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["SPAN_GROUPS", "CollapseCheck"]
 
@@ -111,9 +111,11 @@ class CollapseCheck(Check):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start = None if state["start"] is None else shaped("health state", _Span, state["start"])
+        self._start = None if state["start"] is None else convert_plain("health state", _Span, state["start"])
         names = _Span.__struct_fields__
-        self._spans.extend(shaped("health state", _Span, dict(zip(names, row, strict=True))) for row in state["spans"])
+        self._spans.extend(
+            convert_plain("health state", _Span, dict(zip(names, row, strict=True))) for row in state["spans"]
+        )
 
 
 def _entropy_fall(start: _Span, spans: Sequence[_Span]) -> CheckResult | None:

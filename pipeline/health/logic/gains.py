@@ -9,7 +9,7 @@ from typing import Any
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, is_number, mean
 from lachesis.pipeline.health.logic.trends import correlation, slope_t
 from lachesis.schemas.annotations import GroupScore
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["OutlyingGroups", "RaterSaturation", "UnconfirmedGain"]
 
@@ -81,8 +81,8 @@ class UnconfirmedGain(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         sums = list[dict[str, list[float | None]]]
-        self._points.extend(shaped("health state", sums, state["points"]))
-        self._left = shaped("health state", sums, state["left"])
+        self._points.extend(convert_plain("health state", sums, state["points"]))
+        self._left = convert_plain("health state", sums, state["left"])
 
 
 class RaterSaturation(Check):
@@ -119,7 +119,7 @@ class RaterSaturation(Check):
         return {"start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start = shaped("health state", list[dict[str, float]], state["start"])
+        self._start = convert_plain("health state", list[dict[str, float]], state["start"])
 
 
 class OutlyingGroups(Check):

@@ -15,7 +15,7 @@ from lachesis.pipeline.health.logic.trends import slope_t
 from lachesis.pipeline.scorer.logic.intervals import MIN_GROUPS, alphas_without_each, jackknife_error, student
 from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha, RaterReliability
 from lachesis.schemas.annotations import GroupScore
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["OverOptimisation", "RaterAtOdds"]
 
@@ -76,8 +76,8 @@ class OverOptimisation(Check):
         return {"points": list(self._points), "left": self._left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._points.extend(shaped("health state", list[dict[str, float | None]], state["points"]))
-        self._left = shaped("health state", list[tuple[float, list[dict[str, float]]]], state["left"])
+        self._points.extend(convert_plain("health state", list[dict[str, float | None]], state["points"]))
+        self._left = convert_plain("health state", list[tuple[float, list[dict[str, float]]]], state["left"])
 
 
 class RaterAtOdds(Check):
@@ -128,7 +128,7 @@ class RaterAtOdds(Check):
         return {"start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start = shaped("health state", list[dict[str, float]], state["start"])
+        self._start = convert_plain("health state", list[dict[str, float]], state["start"])
 
 
 def _units(score: GroupScore) -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResul
 from lachesis.pipeline.health.logic.trends import slope_t
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["MissingRatingsCheck"]
 
@@ -193,8 +193,8 @@ class MissingRatingsCheck(Check):
         return {"runs": msgspec.to_builtins(self._runs), "recent": msgspec.to_builtins(list(self._recent))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
-        self._recent.extend(shaped("health state", list[dict[str, _Gap]], state.get("recent", [])))
+        self._runs = convert_plain("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
+        self._recent.extend(convert_plain("health state", list[dict[str, _Gap]], state.get("recent", [])))
 
 
 def _compare(score: GroupScore, name: str, flags: Sequence[bool], lost: _Gap) -> None:

@@ -40,7 +40,7 @@ from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Se
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["CHECKS", "LEDGER_CHECK", "SUSTAINED_WINDOWS", "EnvMonitor"]
 
@@ -345,7 +345,7 @@ class EnvMonitor:
         for check in self._checks:
             if check.name in state["checks"]:
                 check.load_state_dict(state["checks"][check.name])
-        kept = shaped("health state", _KeptState, state)
+        kept = convert_plain("health state", _KeptState, state)
         self._streaks = kept.streaks
         self._before.extend(kept.before)
         self._seen.extend(kept.seen)

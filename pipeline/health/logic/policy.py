@@ -17,7 +17,7 @@ from lachesis.pipeline.health.logic.check import (
 )
 from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import EnvMismatch, Mismatch
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
@@ -66,7 +66,7 @@ class Entropy(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start = [float(value) for value in state["start"]]
-        self._average = shaped("health state", float | None, state["average"])  # type: ignore[arg-type]
+        self._average = convert_plain("health state", float | None, state["average"])  # type: ignore[arg-type]
 
 
 class ModeCollapse(Check):
@@ -119,7 +119,7 @@ class ModeCollapse(Check):
         return {"between": self._between_at_start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._between_at_start = shaped("health state", float | None, state["between"])  # type: ignore[arg-type]
+        self._between_at_start = convert_plain("health state", float | None, state["between"])  # type: ignore[arg-type]
 
 
 class Staleness:

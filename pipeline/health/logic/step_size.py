@@ -6,7 +6,7 @@ from typing import Any
 
 from lachesis.pipeline.health.logic.check import CheckResult, finite
 from lachesis.schemas.ledger import Mismatch
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["StepSizeCheck"]
 
@@ -123,7 +123,7 @@ class StepSizeCheck:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
-        self._start = shaped("health state", list[float | None], state["start"])
-        self._moved = shaped("health state", bool, state.get("moved", False))
+        self._start = convert_plain("health state", list[float | None], state["start"])
+        self._moved = convert_plain("health state", bool, state.get("moved", False))
         self._entropies = deque((float(value) for value in state["entropies"]), maxlen=_FAST_STEPS)
         self._large.extend(state.get("large", []))

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.inference.protocol import SamplingParams, TokenId
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import check_plain, shaped
+from lachesis.schemas.values import check_plain, convert_plain
 
 __all__ = [
     "ChatRequest",
@@ -94,7 +94,8 @@ class _Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "skip_special_tokens": self.skip_special_tokens,
             **logprobs,
         }
-        return shaped("the request", SamplingParams, {key: value for key, value in given.items() if value is not None})
+        named = {key: value for key, value in given.items() if value is not None}
+        return convert_plain("the request", SamplingParams, named)
 
 
 class _OpenAiRequest(_Sampling, frozen=True, kw_only=True):
@@ -189,7 +190,7 @@ class CompletionRequest(_OpenAiRequest, frozen=True, kw_only=True):
         prompts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= _MAX_PROMPTS:
             raise DataError(f"prompt: give text, token ids, or a list of 1 to {_MAX_PROMPTS} of these.")
-        return [one if isinstance(one, str) else shaped("prompt", list[TokenId], one) for one in prompts]
+        return [one if isinstance(one, str) else convert_plain("prompt", list[TokenId], one) for one in prompts]
 
 
 class PromptTokens(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from lachesis.pipeline.inference.protocol import PromptLogprob, SamplingParams
 from lachesis.pipeline.inference.serving.dialects import SglangRequest, VllmRequest
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["GenerateBackend", "TextSample", "answer_generate"]
 
@@ -62,8 +62,8 @@ async def answer_generate(given: dict[str, Any], backend: GenerateBackend) -> An
     if given.get("stream"):
         raise DataError("stream is not served here; leave it out, or use /v1/completions.")
     if _OF_SGLANG & given.keys():
-        return await _sglang(shaped("the request", SglangRequest, given), backend)
-    return await _vllm(shaped("the request", VllmRequest, given), backend)
+        return await _sglang(convert_plain("the request", SglangRequest, given), backend)
+    return await _vllm(convert_plain("the request", VllmRequest, given), backend)
 
 
 async def _vllm(body: VllmRequest, backend: GenerateBackend) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lachesis.pipeline.normalizer.logic.normalizer import Columns, EnvNormalizer
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import Seq, shaped
+from lachesis.schemas.values import Seq, convert_plain
 
 __all__ = ["NormalizerChange", "RevisionNormalizer", "RevisionNormalizers", "RewardTerms", "promotions_in"]
 
@@ -74,9 +74,9 @@ def promotions_in(state: Any, deltas: Sequence[Any]) -> list[int]:
     """
     saved: list[_SavedNormalizers] = []
     if isinstance(state, dict) and "generations" in state:
-        saved = shaped("normalizer state", _NormalizersState, state).generations
+        saved = convert_plain("normalizer state", _NormalizersState, state).generations
     tagged = [delta["promoted"] for delta in deltas if isinstance(delta, dict) and "promoted" in delta]
-    return [*(one.promoted for one in saved if one.promoted), *shaped("normalizer deltas", list[Seq], tagged)]
+    return [*(one.promoted for one in saved if one.promoted), *convert_plain("normalizer deltas", list[Seq], tagged)]
 
 
 class RevisionNormalizers:
@@ -240,7 +240,8 @@ class RevisionNormalizers:
             self.promote(first, promotions[first])
         if isinstance(state, dict) and "generations" in state:
             saved = {
-                one.promoted: one.state for one in shaped("normalizer state", _NormalizersState, state).generations
+                one.promoted: one.state
+                for one in convert_plain("normalizer state", _NormalizersState, state).generations
             }
             oldest = min((promoted or _OWN_NORMALIZER for promoted in saved), default=_OWN_NORMALIZER)
             self._live = [one for one in self._live if one.first >= oldest]
@@ -251,7 +252,7 @@ class RevisionNormalizers:
             self._live[0].normalizer.load_state_dict(state)
         for delta in deltas:
             if isinstance(delta, dict) and "promoted" in delta:
-                tagged = shaped("normalizer delta", _RevisionState, delta)
+                tagged = convert_plain("normalizer delta", _RevisionState, delta)
                 for one in self._live:
                     if one.promoted == tagged.promoted:
                         one.normalizer.apply(tagged.delta)

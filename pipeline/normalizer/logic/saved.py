@@ -13,7 +13,7 @@ from msgspec import Meta
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, quantize
 from lachesis.pipeline.normalizer.logic.ranks import MAX_CELLS, MAX_SHIFT, RankCounts
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.values import Seq, shaped
+from lachesis.schemas.values import Seq, convert_plain
 
 __all__ = ["SavedDelta", "SavedState", "saved_delta", "saved_state"]
 
@@ -76,7 +76,7 @@ class SavedDelta(msgspec.Struct, frozen=True):
 
 def saved_state(value: Any) -> SavedState:
     """Return the state. Raises `SchemaError`."""
-    state = shaped("normalizer state", SavedState, value)
+    state = convert_plain("normalizer state", SavedState, value)
     _check(state.ring.values())
     _check_ranks(state.ranks.values())
     if sorted({*state.starts}) != state.starts or len(state.starts) > state.base:
@@ -91,7 +91,7 @@ def saved_state(value: Any) -> SavedState:
 
 def saved_delta(value: Any) -> SavedDelta:
     """Return the delta. Raises `SchemaError`."""
-    delta = shaped("normalizer delta", SavedDelta, value)
+    delta = convert_plain("normalizer delta", SavedDelta, value)
     _check(part.keys for part in delta.closed)
     _check_ranks(part.ranks for part in delta.closed)
     if any(seq >= delta.watermark for part in delta.closed for seq, _ in part.members):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.pipeline.errors import NotFoundError
-from lachesis.pipeline.offline.replay.logic.selection import selects
+from lachesis.pipeline.offline.replay.logic.rollout_filter import selects
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan

@@ -39,7 +39,7 @@ from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.offline.replay.inflight import BlockSize, InFlight, InFlightRollout
 from lachesis.pipeline.offline.replay.logic.fold import FoldCommit, RewardFold
-from lachesis.pipeline.offline.replay.logic.selection import differences
+from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.results import joined_digest
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations

@@ -33,7 +33,6 @@ from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Pr
 from lachesis.pipeline.offline.reproduction.logic import numerics_after, numerics_differences
 from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdict
 from lachesis.pipeline.trainer.adapters import load_trainable_model
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.trainer.feed import LedgerBatch
@@ -41,6 +40,7 @@ from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.numerics import microbatch_at, numerics_of
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.resume import load_reference
 from lachesis.pipeline.trainer.sequences import trainer_limits
 from lachesis.schemas.errors import ConfigError, DataError

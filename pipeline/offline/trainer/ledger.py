@@ -25,7 +25,7 @@ from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.offline.replay.logic.batches import OfflineBatchFormer, content_digest
-from lachesis.pipeline.offline.replay.logic.selection import differences
+from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.results import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.offline.replay.revisions import definition

@@ -17,12 +17,12 @@ from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute, log_failure, refuse_ending
 from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.config import INPUTS_FOR_ONE_ROW, MODEL_INPUTS, ModelInputConfig
 from lachesis.pipeline.trainer.inputs.images import Images
 from lachesis.pipeline.trainer.inputs.model_input import ModelInput, SequenceParts
 from lachesis.pipeline.trainer.inputs.routed_experts import RoutedExperts
 from lachesis.pipeline.trainer.inputs.sampling_mask import SamplingMask
+from lachesis.pipeline.trainer.packed_batch import PackedBatch
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Attachment, RolloutGroup

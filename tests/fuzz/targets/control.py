@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.environment.sampler import Sampler
+from lachesis.pipeline.environment.task_sampler import TaskSampler
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.inference.directory import InferenceDirectory
@@ -132,7 +132,7 @@ def _feed_policy(data: bytes) -> None:
 
 def _feed_curriculum(data: bytes) -> None:
     snapshot = decode(CurriculumSnapshot, data)
-    draws = Sampler.from_snapshot(snapshot.values(), snapshot.id).sample(3, np.random.default_rng(0))
+    draws = TaskSampler.from_snapshot(snapshot.values(), snapshot.id).sample(3, np.random.default_rng(0))
     assert all(0 <= draw.probability <= 1.0 + 1e-9 and snapshot.values()[draw.item] > 0 for draw in draws)
 
 

@@ -17,7 +17,7 @@ from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import samples_of
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.schemas.annotations import ScoreEvent, TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode

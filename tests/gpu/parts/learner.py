@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.device import prepare_device
-from lachesis.pipeline.trainer.batch import PackedBatch
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import PackedBatch
 
 __all__ = ["measure"]
 

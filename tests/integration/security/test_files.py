@@ -53,7 +53,7 @@ from lachesis.pipeline.trainer.tracking import METRICS_FILE, Tracking
 from lachesis.schemas.control import HeldOutRecord
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.auth import _new_seed, _public_key
-from lachesis.services.cli.selection import _read_groups
+from lachesis.services.cli.history_options import _read_groups
 from lachesis.services.observe.progress import (
     newest_figures,
     progress_line,

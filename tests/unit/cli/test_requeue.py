@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.memory.stream import DUPLICATE_WINDOW_S
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.retention.holds import update_record
-from lachesis.pipeline.runtime.deadletter import dead_letter
+from lachesis.pipeline.runtime.dead_letters import dead_letter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent

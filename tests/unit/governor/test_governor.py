@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lachesis.pipeline.batcher.batch_choice import choose_batch
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.selection import select
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
@@ -431,7 +431,7 @@ def test_two_environments_of_different_speed_have_their_shares_of_the_batches(
             asks_s[who] = now if reply.granted else now + 0.25
             if reply.lease is not None:
                 running[who] = (now + (generates_s if who[0] == "slow" else 0.0), reply.lease)
-        while chosen := select(ready, 64, mix=mix):
+        while chosen := choose_batch(ready, 64, mix=mix):
             ready = [ref for ref in ready if ref not in chosen]
             resolved = ResolvedSet(min((ref.seq for ref in ready), default=seq + 1) - 1)
             for ref in chosen:

@@ -9,7 +9,7 @@ from outside import mark_below
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 

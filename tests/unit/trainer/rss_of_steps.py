@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lachesis.pipeline.trainer.batch import PackedBatch, TrainingSequence, pack
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, TrainingSequence, pack
 
 
 def resident() -> int:

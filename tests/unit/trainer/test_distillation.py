@@ -6,9 +6,9 @@ import torch
 
 from lachesis.pipeline.inference.engines.reference.prompt_scoring import score_prompts
 from lachesis.pipeline.model.policy import build_tiny_policy
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.pipeline.trainer.warmstart import warm_start
 

@@ -7,9 +7,9 @@ from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import as_bytes

@@ -7,9 +7,9 @@ import torch
 
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.pipeline.trainer.warmstart import warm_start
 from lachesis.schemas.errors import ConfigError, DataError

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LossConfig
 from lachesis.pipeline.trainer.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import ConfigError
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LossConfig
 from lachesis.pipeline.trainer.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import ConfigError
 

@@ -8,9 +8,9 @@ import torch
 from lachesis.pipeline.model.packed_attention import attends_by, install_packed_attention
 from lachesis.pipeline.model.packed_rows import PackedRows
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.packing import describe_packing
 from lachesis.pipeline.trainer.step_size import StepSize, is_measured
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence

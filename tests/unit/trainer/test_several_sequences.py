@@ -13,9 +13,9 @@ from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
 from lachesis.pipeline.normalizer.estimators.rloo import Rloo
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LossConfig
 from lachesis.pipeline.trainer.loss import loss_denominator, policy_loss
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.columns import as_bytes, pack_mask

@@ -8,10 +8,10 @@ import torch
 
 from lachesis.pipeline.model import logit_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.loss import LossMetrics, loss_denominator, policy_loss
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError
 

@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import select_trainable, shuffled
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.batcher.batch_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.entry_former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, EntryFormer
 from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.ledger.chain import Chain
 from lachesis.pipeline.ledger.offline_start import OfflineStart
@@ -58,7 +58,7 @@ class OfflineBatchFormer:
         config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
         self._joiner = Joiner(config, past=past)
         self._chain = Chain(run, trainer, term)
-        self._former = BatchFormer(config, self._joiner, self._chain)
+        self._former = EntryFormer(config, self._joiner, self._chain)
         self._std_floor = std_floor
         self._written_ns = written_ns
         self._fed = 0

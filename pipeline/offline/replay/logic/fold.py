@@ -20,7 +20,7 @@ from lachesis.pipeline.normalizer.logic.reward import KEY, RewardRule
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.replay import UnscoredGroup
-from lachesis.schemas.values import Finite, Seq, shaped, unpack
+from lachesis.schemas.values import Finite, Seq, convert_plain, unpack
 
 __all__ = ["FoldCommit", "RewardFold", "extended_digest"]
 
@@ -70,11 +70,11 @@ class RewardFold:
     def restore(self, state: bytes | None, deltas: Sequence[bytes]) -> None:
         """Take over what was committed, before anything is fed. Raises `SchemaError` when it is malformed."""
         if state is not None:
-            saved = shaped("replay state", _FoldState, unpack("replay state", state))
+            saved = convert_plain("replay state", _FoldState, unpack("replay state", state))
             self._normalizer.load_state_dict(saved.normalizer)
             self._open, self.digest = saved.open, saved.digest
         for delta in deltas:
-            saved = shaped("replay delta", _FoldState, unpack("replay delta", delta))
+            saved = convert_plain("replay delta", _FoldState, unpack("replay delta", delta))
             for part in saved.normalizer:
                 self._normalizer.apply(part)
             self._open, self.digest = self._open + saved.open, saved.digest

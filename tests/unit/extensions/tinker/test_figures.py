@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.metrics import batch_figures, token_figures
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.ledger import GroupRef

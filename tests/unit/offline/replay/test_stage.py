@@ -12,7 +12,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.offline.replay.config import ReplayPace
-from lachesis.pipeline.offline.replay.logic.selection import groups_digest
+from lachesis.pipeline.offline.replay.logic.rollout_filter import groups_digest
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.retention.holds import holding, read_record, update_record
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

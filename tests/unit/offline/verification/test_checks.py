@@ -16,8 +16,8 @@ from lachesis.pipeline.offline.verification.checks import (
     loss_agreement,
 )
 from lachesis.pipeline.trainer.agreement import losses
-from lachesis.pipeline.trainer.batch import pack
 from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 BOUNDS = {"a": (0.0, 1.0)}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import select_trainable
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.ids import new_group_id

@@ -103,7 +103,7 @@ def learner_of(policy, **settings):
 
 
 def packed(groups, learner):
-    from lachesis.pipeline.trainer.batch import pack
+    from lachesis.pipeline.trainer.packed_batch import pack
 
     found = selected(groups, learner.inputs, attachments=True)
     assert not found.dropped

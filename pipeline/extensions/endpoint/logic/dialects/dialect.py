@@ -12,7 +12,7 @@ import msgspec
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelAnswer, ModelRequest, plain_arguments
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import ToolCall
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import convert_plain
 
 __all__ = ["Dialect", "FieldRules", "StreamEvent", "optional", "tool_call", "typed", "typed_texts"]
 
@@ -78,13 +78,13 @@ class FieldRules(NamedTuple):
 def typed(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     """Return a field, `default` if it is missing or null. Raises `DataError` if it is of another type."""
     value = fields.get(name)
-    return default if value is None else shaped(name, kind, value)
+    return default if value is None else convert_plain(name, kind, value)
 
 
 def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     """Return a field, None if it is missing or null. Raises `DataError` if it is of another type."""
     value = fields.get(name)
-    return None if value is None else shaped(name, kind, value)
+    return None if value is None else convert_plain(name, kind, value)
 
 
 def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from lachesis.pipeline.batcher.batch_choice import choose_batch
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.batcher.selection import select
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.extensions.atropos.gateway.lease_queue import LeaseQueue
@@ -157,7 +157,7 @@ class _Run:
     def _form(self, *, incomplete: bool = False) -> None:
         self._drop_stale()
         while True:
-            groups = select(self.ready, self.batching.batch_size, mix=self.batching.mix, incomplete=incomplete)
+            groups = choose_batch(self.ready, self.batching.batch_size, mix=self.batching.mix, incomplete=incomplete)
             if not groups:
                 return
             incomplete = False

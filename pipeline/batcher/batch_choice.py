@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.ledger import GroupRef
 
-__all__ = ["precedence", "select"]
+__all__ = ["choose_batch", "precedence"]
 
 _MAX_GROUPS_WEIGHED = 2048
 """Groups weighed against each other at once. Groups before them are taken in order as long as they fit; if all groups
 have one size, nothing else happens. With more groups of several sizes, a choice may be missed."""
 _CELLS = 1 << 24
-_NEVER_STALE = np.iinfo(np.int64).max // 2
+_UNREACHABLE = np.iinfo(np.int64).max // 2
+"""Tokens of a number of sequences that no choice of groups makes up: more than any budget."""
 
 
-def select(
+def choose_batch(
     groups: Sequence[GroupRef],
     batch_size: int,
     *,
@@ -46,7 +47,7 @@ def select(
     ordered = _thin(ordered, batch_size, by_tokens=token_budget is not None)
     split = max(0, len(ordered) - min(_MAX_GROUPS_WEIGHED, _CELLS // (batch_size + 1)))
     chosen, missing, budget = _first_fit(ordered[:split], batch_size, budget)
-    more = _weigh(ordered[split:], missing, budget)
+    more = _choose_by_table(ordered[split:], missing, budget)
     left = missing - sum(ref.sequences for ref in more)
     chosen += more
     return chosen if chosen and (incomplete or left == 0) else None
@@ -65,18 +66,18 @@ def _first_fit(ordered: Sequence[GroupRef], sequences: int, tokens: float) -> tu
     return chosen, sequences, tokens
 
 
-def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[GroupRef]:
+def _choose_by_table(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[GroupRef]:
     """Return the earliest groups that make up as many of `sequences` as the budget allows."""
     if not ordered:
         return []
     unit = math.gcd(*(ref.sequences for ref in ordered))  # groups of one size make a table of few columns
     sizes = [ref.sequences // unit for ref in ordered]
     fewest = _fewest_tokens(sizes, [ref.tokens for ref in ordered], sequences // unit)
-    target = int(np.flatnonzero(fewest[0] <= min(budget, _NEVER_STALE - 1))[-1])
+    target = int(np.flatnonzero(fewest[0] <= min(budget, _UNREACHABLE - 1))[-1])
     chosen = []
     for i, ref in enumerate(ordered):
         rest = target - sizes[i]
-        if rest >= 0 and fewest[i + 1, rest] <= min(budget - ref.tokens, _NEVER_STALE - 1):
+        if rest >= 0 and fewest[i + 1, rest] <= min(budget - ref.tokens, _UNREACHABLE - 1):
             chosen.append(ref)
             target, budget = rest, budget - ref.tokens
     return chosen
@@ -84,7 +85,7 @@ def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[G
 
 def _fewest_tokens(sizes: Sequence[int], tokens: Sequence[int], most: int) -> NDArray[np.int64]:
     """Return int64 [n + 1, most + 1]: the fewest tokens with which groups i.. make up exactly s sequences."""
-    fewest = np.full((len(sizes) + 1, most + 1), _NEVER_STALE, np.int64)
+    fewest = np.full((len(sizes) + 1, most + 1), _UNREACHABLE, np.int64)
     fewest[len(sizes), 0] = 0
     for i in range(len(sizes) - 1, -1, -1):
         fewest[i] = fewest[i + 1]

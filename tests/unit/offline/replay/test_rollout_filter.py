@@ -8,11 +8,11 @@ import pytest
 from fuzz.examples import GROUP, group
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.offline.replay.logic.selection import group_list, groups_digest, selects
+from lachesis.pipeline.offline.replay.logic.rollout_filter import group_list, groups_digest, selects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.replay import Selection
-from lachesis.services.cli.selection import SelectionOptions
+from lachesis.services.cli.history_options import SelectionOptions
 
 PLAN = Plan.of(group())  # made by policy step 3
 CONFIG = RunConfig(environments={name: EnvironmentConfig(kind="m:E") for name in ("b", "a")})

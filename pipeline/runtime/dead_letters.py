@@ -14,7 +14,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 
-__all__ = ["REQUEUED_HEADER", "count_dead", "dead_letter", "publish_dead_letter", "store_dead_letter"]
+__all__ = ["REQUEUED_HEADER", "count_dead", "dead_letter", "dead_letter_at", "publish_dead_letter", "store_dead_letter"]
 
 REQUEUED_HEADER = "Lachesis-Requeued"
 """Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
@@ -40,17 +40,38 @@ def dead_letter(
         plan = Plan.unpack(message.headers.get(PLAN_HEADER))
     except SchemaError:
         plan = None
+    env, reason = message.subject.rsplit(".", 1)[-1], error_text(error)
+    return dead_letter_at(
+        service, message.stream, message.seq, env=env, plan=plan, kind=kind, reason=reason, attempts=attempts
+    )
+
+
+def dead_letter_at(
+    service: Service,
+    stream: str,
+    seq: int,
+    *,
+    env: str,
+    plan: Plan | None,
+    kind: DeadKind,
+    reason: str,
+    attempts: int = 1,
+) -> DeadLetter:
+    """Return the dead letter of the message at sequence `seq` of `stream`, which need not be at hand.
+
+    `plan`: that of its group, None if it is not known.
+    """
     group = plan.group if plan is not None else None
     return DeadLetter(
         run=service.run,
-        env=message.subject.rsplit(".", 1)[-1],
+        env=env,
         revision=service.revision,
         stage=service.name,
         kind=kind,
-        stream=message.stream,
-        seq=message.seq,
+        stream=stream,
+        seq=seq,
         group=group,
-        reason=error_text(error)[:_MAX_REASON_CHARS],
+        reason=reason[:_MAX_REASON_CHARS],
         place=f"{service.name} {service.instance}",
         time_ns=time.time_ns(),
         trace_id=group,

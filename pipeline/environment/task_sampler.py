@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
 
-__all__ = ["DrawnItem", "ItemWeights", "Sampler"]
+__all__ = ["DrawnItem", "ItemWeights", "TaskSampler"]
 
 
 class DrawnItem(NamedTuple):
@@ -37,7 +37,7 @@ class ItemWeights(NamedTuple):
         return cls(f"{observations}-{digest}", weights)
 
 
-class Sampler:
+class TaskSampler:
     """Draws items from one snapshot."""
 
     def __init__(self, weights: NDArray[np.float32], snapshot_id: str) -> None:
@@ -48,7 +48,7 @@ class Sampler:
         self._positive = int(np.count_nonzero(weights))
 
     @classmethod
-    def from_snapshot(cls, weights: NDArray[np.float32], snapshot_id: str = "") -> "Sampler":
+    def from_snapshot(cls, weights: NDArray[np.float32], snapshot_id: str = "") -> "TaskSampler":
         """Make a sampler. Raises DataError unless weights are [N], finite, >= 0, and one of them is above 0."""
         weights = np.asarray(weights, dtype=np.float32)
         if weights.ndim != 1 or not len(weights):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.environment.sampler import ItemWeights, Sampler
+from lachesis.pipeline.environment.task_sampler import ItemWeights, TaskSampler
 from lachesis.schemas.errors import DataError
 
 weights = st.lists(st.floats(0, 1000, width=32, allow_subnormal=False), min_size=1, max_size=30).filter(any)
@@ -13,7 +13,7 @@ weights = st.lists(st.floats(0, 1000, width=32, allow_subnormal=False), min_size
 
 @given(weights, st.integers(0, 70), st.integers(0, 2**32))
 def test_no_item_repeats_before_all_with_a_weight_came(values, n, seed):
-    sampler = Sampler.from_snapshot(np.array(values))
+    sampler = TaskSampler.from_snapshot(np.array(values))
     draws = sampler.sample(n, np.random.default_rng(seed))
     assert draws == sampler.sample(n, np.random.default_rng(seed))
     assert len(draws) == n
@@ -27,7 +27,7 @@ def test_no_item_repeats_before_all_with_a_weight_came(values, n, seed):
 
 
 def test_first_draws_follow_the_weights():
-    sampler = Sampler.from_snapshot(np.array([1.0, 2.0, 0.0, 5.0]))
+    sampler = TaskSampler.from_snapshot(np.array([1.0, 2.0, 0.0, 5.0]))
     rng = np.random.default_rng(0)
     counts = np.bincount([sampler.sample(1, rng)[0].item for _ in range(20_000)], minlength=4)
     assert counts / 20_000 == pytest.approx([0.125, 0.25, 0, 0.625], abs=0.015)
@@ -38,7 +38,7 @@ def test_pairs_follow_successive_sampling_with_and_without_the_fallback(values):
     """P(j second) = sum_i p_i p_j / (1 - p_i); the second case almost always needs the fallback."""
     p = np.array(values) / sum(values)
     expected = [sum(p[i] * p[j] / (1 - p[i]) for i in range(4) if i != j) for j in range(4)]
-    sampler = Sampler.from_snapshot(np.array(values))
+    sampler = TaskSampler.from_snapshot(np.array(values))
     rng = np.random.default_rng(1)
     counts = np.bincount([sampler.sample(2, rng)[1].item for _ in range(20_000)], minlength=4)
     assert counts / 20_000 == pytest.approx(expected, abs=0.015)
@@ -47,7 +47,7 @@ def test_pairs_follow_successive_sampling_with_and_without_the_fallback(values):
 @pytest.mark.parametrize("bad", [[], [[1.0]], [0.0, 0.0], [1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0]])
 def test_bad_weights_are_refused(bad):
     with pytest.raises(DataError, match="curriculum weights"):
-        Sampler.from_snapshot(np.array(bad))
+        TaskSampler.from_snapshot(np.array(bad))
 
 
 def test_ids_follow_content_and_observations_and_weights_are_read_only():

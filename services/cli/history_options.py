@@ -41,7 +41,7 @@ class SelectionOptions:
 
         Raises `ConfigError`.
         """
-        from lachesis.pipeline.offline.replay.logic.selection import groups_digest
+        from lachesis.pipeline.offline.replay.logic.rollout_filter import groups_digest
         from lachesis.schemas.errors import ConfigError
         from lachesis.schemas.replay import Selection
 
@@ -90,7 +90,7 @@ class SelectionOptions:
 
 def _read_groups(path: Path) -> frozenset[str]:
     from lachesis.pipeline.common.small_files import read_small_text
-    from lachesis.pipeline.offline.replay.logic.selection import group_list
+    from lachesis.pipeline.offline.replay.logic.rollout_filter import group_list
     from lachesis.schemas.errors import ConfigError
 
     try:

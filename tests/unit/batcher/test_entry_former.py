@@ -1,5 +1,5 @@
-from lachesis.pipeline.batcher.batch_former import MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.entry_former import MAX_OUTCOMES_PER_ENTRY, EntryFormer
 from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.ledger.chain import Chain
 from lachesis.schemas.annotations import GroupReward
@@ -16,7 +16,7 @@ def plan(counter: int, policy_step: int = 0) -> Plan:
     )  # fmt: skip
 
 
-def former(*plans: Plan, rewarded: bool = True) -> BatchFormer:
+def former(*plans: Plan, rewarded: bool = True) -> EntryFormer:
     joiner = Joiner(CONFIG)
     for seq, one in enumerate(plans, 1):
         joiner.member(seq, "a", one, 0, 0)
@@ -26,7 +26,7 @@ def former(*plans: Plan, rewarded: bool = True) -> BatchFormer:
         )  # fmt: skip
         if rewarded:
             joiner.reward(seq, 0, reward)
-    return BatchFormer(CONFIG, joiner, Chain("r", "main", "t"))
+    return EntryFormer(CONFIG, joiner, Chain("r", "main", "t"))
 
 
 def test_an_entry_records_its_batch_and_what_it_makes_too_old_is_in_the_next_one() -> None:

@@ -40,8 +40,8 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.tensors import policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.model.weight_files import write_new_weights
-from lachesis.pipeline.trainer.batch import PackedBatch, pack
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.ids import PolicyVersion

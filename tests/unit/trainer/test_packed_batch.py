@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.errors import UnsupportedError
-from lachesis.pipeline.trainer.batch import pack
+from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.columns import as_bytes, pack_mask

@@ -9,15 +9,15 @@ includes it.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lachesis.pipeline.batcher.batch_choice import choose_batch
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.join import Joiner, PendingRollout
-from lachesis.pipeline.batcher.selection import select
 from lachesis.pipeline.ledger.chain import Chain, make_batch
 from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 
-__all__ = ["GROUPS_PER_SELECTION", "MAX_OUTCOMES_PER_ENTRY", "BatchFormer", "EntryContent"]
+__all__ = ["GROUPS_PER_SELECTION", "MAX_OUTCOMES_PER_ENTRY", "EntryContent", "EntryFormer"]
 
 GROUPS_PER_SELECTION = 256
 """Groups (live: messages) read between two selections; a mix of environments can choose from these."""
@@ -33,7 +33,7 @@ class EntryContent(NamedTuple):
     settled: list[PendingRollout]
 
 
-class BatchFormer:
+class EntryFormer:
     """Feed the joiner; then call `choose`, `next_entry_content` and `write` as long as there is something to record."""
 
     def __init__(self, config: BatchingConfig, joiner: Joiner, chain: Chain) -> None:
@@ -43,10 +43,12 @@ class BatchFormer:
         joiner.drop_stale(chain.next_batch)
 
     def choose(self, *, incomplete: bool = False) -> list[GroupRef] | None:
-        """Return the groups of the next batch, or None if the ready groups do not fill one; see `select`."""
+        """Return the groups of the next batch, None if the ready ones do not fill one; see `choose_batch`."""
         config = self.config
         ready = list(self.joiner.ready.values())
-        return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
+        return choose_batch(
+            ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete
+        )
 
     def next_entry_content(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
         """Record a batch of `groups`, whitened with `std_floor`, and the waiting outcomes.
@@ -55,7 +57,7 @@ class BatchFormer:
         """
         batch = None
         if groups:
-            # here and not with the rewards: the mean and deviation are those of the batch; see rewards/logic/whitening
+            # here and not with the rewards: the mean and deviation are those of the batch; see `whiten_batch`
             groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
             batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(MAX_OUTCOMES_PER_ENTRY)
