@@ -44,7 +44,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not slow" -n $(shell expr $(CORES) + 1) $(ARGS)
 
 unit: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not outside and not costly" -n $(CORES) tests/unit $(ARGS)
+	$(PYTEST) -m "not slow and not outside" -n $(CORES) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow -n $(shell expr $(CORES) + 1) $(addprefix --ignore=,$(wildcard $(VLLM_TESTS))) $(ARGS)

@@ -47,7 +47,7 @@ def main() -> int:
         ]
         failed = any(list(threads.map(run, *zip(*todo, strict=True))))
         if wanted.tests:  # afterwards: they take all cores by themselves
-            unit = "not slow and not outside and not costly and not extension"
+            unit = "not slow and not outside and not extension"
             tests = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
             failed |= run("tests without any extension", bare, tests)
     return 1 if failed else 0

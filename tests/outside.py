@@ -1,6 +1,6 @@
 """Fails a test of `make unit` that starts a process or uses a socket.
 
-`make unit` runs the tests of `tests/unit` that are marked neither `outside` nor `costly` nor `slow`.
+`make unit` runs the tests of `tests/unit` that are marked neither `outside` nor `slow`.
 """
 
 import multiprocessing.util
@@ -15,7 +15,7 @@ import pytest
 __all__ = ["OutsideError", "mark_below", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 _EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind", "socket.connect"}
-_LEFT_OUT = ("outside", "costly", "slow")
+_LEFT_OUT = ("outside", "slow")
 _tried: list[str] | None = None
 """What the test that runs now has tried. None: it may."""
 _spawn = multiprocessing.util.spawnv_passfds

@@ -334,7 +334,7 @@ def test_a_rank_gets_the_pipelines_own_settings_of_the_trainer() -> None:
     assert msgspec.msgpack.decode(sent, type=TrainingConfig).steps == 7
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_no_message_holds_a_configuration_to_which_extensions_add() -> None:
     extended_kinds = {RunConfig, EnvironmentConfig, InferenceConfig, TrainingConfig}
     holders = {

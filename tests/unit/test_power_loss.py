@@ -76,7 +76,7 @@ def save_and_check(disk, root, learner):
         durable = step
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_power_loss_at_any_line_leaves_the_checkpoint_before_or_the_new_one(root, learner, make_disk):
     disk = make_disk()
     save_and_check(disk, root, learner)

@@ -86,13 +86,13 @@ def spelled(node: ast.expr, names: dict[str, tuple[str, int]]) -> str | None:
     return None
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_no_new_way_in() -> None:
     found = {str(file.relative_to(ROOT)): list(uses(file.read_text())) for file in FILES}
     assert {file: what for file, what in found.items() if what} == {}
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_models_are_loaded_from_safetensors_and_without_their_code() -> None:
     calls = [
         (file.name, {keyword.arg for keyword in node.keywords})

@@ -24,7 +24,7 @@ from lachesis.pipeline.common import user_code
 from lachesis.pipeline.config.policy import ConfigPolicy
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 
-pytestmark = [pytest.mark.hostile, pytest.mark.costly]
+pytestmark = [pytest.mark.hostile, pytest.mark.slow]
 
 FREE_FIELDS = {
     "schemas.promotion.RewardSettings": "scorer.promoted and promotion.record admit what a configuration names",

@@ -270,7 +270,7 @@ def _fate(world: World, config: BatchingConfig, plan: Plan, seq: int) -> set[str
     return None if teacher == -1 else {"unscorable", "stale"}
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     worlds(),

@@ -202,7 +202,7 @@ def test_a_module_of_the_current_folder_that_another_one_hides_is_named(
 
 
 @pytest.mark.outside
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [["-m", "lachesis"], ["-P", "-c", "from lachesis.services.cli import main; main()"]]
 )

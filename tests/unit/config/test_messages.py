@@ -100,7 +100,7 @@ def named_settings(text: str) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_every_setting_that_a_message_names_exists() -> None:
     found = [(place, name) for place, text in messages() for name in named_settings(text)]
     assert len({name for _, name in found}) > 60, "the search finds nothing any more"
@@ -108,7 +108,7 @@ def test_every_setting_that_a_message_names_exists() -> None:
     assert wrong == []
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_settings_that_are_advised_to_be_raised_lowered_or_set_exist() -> None:
     advice = re.compile(r"\b(?:raise|lower|set|unset|correct)\s+(?:its |the |an? |account's )*([a-z]+_[a-z_]+)\b(?!\.)")
     leaves = {part for path in known() for part in path.split(".")}

@@ -23,7 +23,7 @@ def reward(n):
     )  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     for m in range(MESSAGES):
         event = RewardEvent(

@@ -72,7 +72,7 @@ def errors_of_success(seed, wander, moves):
     return errors
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("wander", "moves"), [(0.0, 0.0), (0.0, 0.3), (0.15, 0.3)])
 def test_expected_success_stays_near_that_of_the_exact_filter(wander, moves):
     histories = [errors_of_success(seed, wander, moves) for seed in range(60)]

@@ -89,7 +89,7 @@ def two_rewards(n):
     return [a_reward(i, policy_step=i // 8) for i in (2 * n, 2 * n + 1)]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_restarts_at_any_moment_give_the_same_weights_bit_for_bit(lab, seed):
     await form_batches(lab, 40)

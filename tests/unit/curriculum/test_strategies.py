@@ -222,7 +222,7 @@ def follow(chance_decides, abilities, rate=0.5, items=60, seed=0):
     return strategy
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [-2.5, 2.5])
 @pytest.mark.parametrize("rate", [0.5, 0.3])
 def test_irt_finds_what_chance_decides_whichever_way_the_ability_goes(to, rate):
@@ -248,7 +248,7 @@ def test_irt_weighs_by_the_probability_that_an_item_is_sound():
     assert off.metrics()["curriculum/drawn_chance"] == 0.0
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_irt_keeps_to_what_is_half_solved_while_the_learner_learns_nothing():
     strategy = follow(chance_decides=False, abilities=[0.0] * 200)
     weights, far = strategy.weights(), np.abs(np.linspace(-3.0, 3.0, 60))

@@ -60,7 +60,7 @@ def test_what_would_be_no_demo_is_refused(setting: str) -> None:
         demo_config(DemoOptions(sets=(setting,)))
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @given(
     title=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: "\x00" not in text),
     decay=st.floats(min_value=1e-9, max_value=1),

@@ -127,7 +127,7 @@ class World:
 moves = st.sampled_from(["claim", "claim", "claim", "settle", "store_and_die", "die", "give_back", "fall_silent"])
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @given(st.lists(st.tuples(moves, st.integers(0, 2)), max_size=200), st.integers(1, 7))
 def test_every_place_is_stored_whatever_dies_and_twice_only_after_a_death(history, size):
     world = World(size)

@@ -355,7 +355,7 @@ def test_blocked_means_that_nothing_under_way_can_help() -> None:
     assert it.answer_request(acquire(sequences=3), 0.0).granted
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("big", [8, 16])
 def test_one_fast_and_fifteen_slow_environments_all_get_their_part(staleness: int, big: int) -> None:
@@ -391,7 +391,7 @@ def test_one_fast_and_fifteen_slow_environments_all_get_their_part(staleness: in
     assert done["fast"] * 8 >= 64 * trained / 16, "the fast one gets less than an equal part"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mix", "generates_s", "share"),
     [

@@ -23,7 +23,7 @@ def letter(n, *, leased=True):
     )  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_healthy_groups_are_found_healthy(groups, monitor):
     """Nothing warns, but for a false alarm of the sequential check now and then, and every check judges."""
     judged = set()
@@ -90,7 +90,7 @@ FAULTS = [
 LADDER = ("idle", "ok", "inform", "warn", "quarantine", "halt")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted[0]}-{planted[2]}")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planted_fault_is_caught(groups, monitor, planted, seed):

@@ -59,7 +59,7 @@ def test_the_recording_is_of_improving_policies(recorded):
         assert exact[-320:].mean() > exact[:320].mean() + 0.15
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("window", [32, 64, 128])
 @pytest.mark.parametrize("rule", RULES)

@@ -36,7 +36,7 @@ def judge(groups, check, make, windows):
     return found
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("fooled", [("judge",), ("judge", "style")])
 def test_a_gain_over_5000_groups_that_others_do_not_confirm_is_seen(groups, fooled):
     found = judge(groups, UnconfirmedGain(), lambda i: rated(groups, fooled, 0.7 * i / 5000), 78)
@@ -64,7 +64,7 @@ def test_form_that_is_learned_first_only_warns_unless_the_others_fall(groups, tr
     assert (found.severity, found.grows) == ("warn", grows)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lifts",
     [
@@ -116,7 +116,7 @@ def test_raters_that_saturate_together_or_from_the_start_are_no_hack(groups, nam
     assert {result.severity for result in found} <= {"idle", "ok"}
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_twentieth_of_the_groups_hacked_is_warned_of(groups, seed):
     groups.rng.seed(seed)

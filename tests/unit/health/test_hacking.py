@@ -28,7 +28,7 @@ def hacked(rng, progress):
     }
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("weight", [0.6, 0.8])
 def test_a_hacked_rater_ends_in_quarantine_before_the_reward_is_up_by_half(groups, seed, weight):
@@ -56,7 +56,7 @@ def test_a_hacked_rater_ends_in_quarantine_before_the_reward_is_up_by_half(group
     assert monitor.standing.quarantined_from > WARM_UP
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_raters_that_rise_together_end_in_no_quarantine(groups, seed):
     rng = random.Random(seed)

@@ -85,7 +85,7 @@ def test_a_relation_that_ends_is_no_hack():
     assert [result.severity for result in judge([0.4] * 3 + [0.0] * 3)][3:] == ["ok"] * 3
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [16, 64])
 @pytest.mark.parametrize("samples", [2, 4, 8])
 def test_chance_is_ruled_out_though_samples_of_a_group_depend_on_each_other(groups, samples):

@@ -69,7 +69,7 @@ def bursts(groups):
     return lost
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_strict_rater_that_is_overloaded_quarantines_nothing(groups):
     """Whoever it does not rate is paid more, by chance: nothing says that answers make it fail."""
     monitor, lost = EnvMonitor(HealthConfig()), bursts(groups)
@@ -78,7 +78,7 @@ def test_a_strict_rater_that_is_overloaded_quarantines_nothing(groups):
     assert monitor.standing.quarantined_from is None
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("worth", [-0.15, 0.1])
 def test_a_strict_rater_that_answers_make_fail_quarantines(groups, worth):
     """What fails depends on the answer: the other raters find it worse, or better, and it is paid all the same."""
@@ -92,7 +92,7 @@ def test_a_strict_rater_that_answers_make_fail_quarantines(groups, worth):
     assert "answers may make it fail" in found[-1]["missing"].reason
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_strict_rater_that_fails_more_and_more_quarantines(groups):
     """The others see no difference, and yet more and more answers make it fail, since that is paid."""
     monitor = EnvMonitor(HealthConfig())

@@ -142,7 +142,7 @@ def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
     assert monitor.standing.untrainable_reason(groups.seq + 1) is None
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_restart_between_windows_changes_nothing(groups, seed):
     """Results with a save and load after random windows equal those without, bit for bit."""
@@ -167,7 +167,7 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
     assert run(restart=True) == calm
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_the_state_stays_small(groups, monitor):
     groups.windows(monitor, 60)
     assert len(msgspec.msgpack.encode(monitor.state_dict())) < 27_000

@@ -49,7 +49,7 @@ def test_most_raters_falling_while_the_score_rises_still_quarantines(groups):
     assert any("; rising raters: style; falling raters: exact, similar" in (reason or "") for reason in reasons)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_raters_that_come_together_as_answers_come_to_be_alike_are_healthy(groups, seed):
     """The variance between raters falls, but that of what they rate falls faster: alpha falls, and means nothing."""

@@ -32,7 +32,7 @@ def window(rng: np.random.Generator, groups: int, correlation: float, odd: float
     )  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.7])
 def test_raters_that_are_alike_are_seldom_found_at_odds(correlation: float) -> None:
     rng = np.random.default_rng(7)

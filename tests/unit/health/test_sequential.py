@@ -42,7 +42,7 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_false_alarms_are_as_rare_on_any_distribution(kind, name):

@@ -104,7 +104,7 @@ async def test_every_window_is_judged_and_a_fault_stops_the_environment(lab, gro
     assert figures["health/sums/zero_variance"] == 15 / 16
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_kills_at_any_moment_change_nothing(lab, groups, seed):
     rng = random.Random(seed)

@@ -58,7 +58,7 @@ def spread(values):
     return max(values) - min(values)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", SHIFT_FREE)
 @given(values=rewards, shift=st.floats(-1000, 1000))
 def test_shift_changes_nothing(estimator, values, shift):
@@ -69,7 +69,7 @@ def test_shift_changes_nothing(estimator, values, shift):
     assert moved.advantages == pytest.approx(compute(values, estimator).advantages, abs=1e-6)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ALL)
 @given(values=rewards, scale=st.floats(0.5, 100))
 def test_scale(estimator, values, scale):
@@ -84,7 +84,7 @@ def test_scale(estimator, values, scale):
     assert compute([scale * x for x in values], estimator).advantages == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ALL)
 @given(values=rewards, data=st.data())
 def test_permutation_permutes_to_the_bit(estimator, values, data):
@@ -104,7 +104,7 @@ def test_advantages_of_a_group_sum_to_zero(estimator, values):
     assert total == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ALL)
 @given(values=st.lists(st.floats(0, 1e15), min_size=1, max_size=12))
 def test_every_bound_holds_on_any_input(estimator, values):

@@ -51,7 +51,7 @@ async def backlog(lab, groups, samples):
     return column
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     samples, groups = 1024, 400
     assert samples * groups * 27 > MAX_MESSAGE_BYTES

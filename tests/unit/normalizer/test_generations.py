@@ -80,7 +80,7 @@ def alone(first: int, last: int, config: NormalizationConfig, scores: dict[int, 
     return out
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans())
 @example(416, True)

@@ -117,7 +117,7 @@ class LiveRun:
         return self.got, self.norm.state_dict()
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "finish"), [(SMALL, None), (RANKS, None), (SMALL, finish)])
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), groups=st.integers(0, 60))

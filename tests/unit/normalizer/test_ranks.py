@@ -66,7 +66,7 @@ def test_cells_are_bounded_and_ranks_monotone(values, x, y):
     assert 0 <= made.rank(low) <= made.rank(high) <= 1
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2, 5])
 @given(columns=st.lists(st.lists(VALUES | st.none(), min_size=1, max_size=40), max_size=40), rng=st.randoms())
 def test_the_same_bits_for_any_order_and_number_of_replicas(replicas, columns, rng):

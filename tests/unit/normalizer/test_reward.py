@@ -47,7 +47,7 @@ def made(score, config, success, mean=0.1, std=0.3):
     return RULE.reward(ReadyGroup(score.group, 1, {KEY: score.scores}, snapshot, 1), score), snapshot
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(groups(), st.one_of(st.none(), st.floats(0, 1)))
 def test_the_textbook_formula(score, success):
@@ -73,7 +73,7 @@ MODES = [
 ]  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     groups(), st.sampled_from(MODES), st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.0, 1e-6, 0.05, 0.5, 40.0])

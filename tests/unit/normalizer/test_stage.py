@@ -165,7 +165,7 @@ def settled(lab):
     return condition
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 async def test_restarts_at_any_moment_change_nothing(lab, seed):
     """A run of the stage that is killed again and again gives the rewards of one that is not, bit for bit."""

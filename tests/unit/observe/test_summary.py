@@ -58,7 +58,7 @@ def test_figures_that_are_not_needed_and_a_line_that_was_cut_off_are_left_out(tm
     assert read_steps(tmp_path / "none") == []
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_what_there_is_data_of_is_drawn(tmp_path: Path) -> None:
     assert [path.name for path in draw_run(tmp_path, STEPS, [EVENT])] == ["reward.png", "held_out.png", "latency.png"]
     assert draw_run(tmp_path / "none", [], []) == []

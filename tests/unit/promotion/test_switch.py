@@ -139,7 +139,7 @@ class World:
         assert await refold.normalizer(self.bus, history, OLD, "sums") == []
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_each_side_of_a_switch_is_a_replay_of_it_however_services_are_killed(lab, seed, monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.runtime.commitlog.SNAPSHOT_EVERY", 3)

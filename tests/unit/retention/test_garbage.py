@@ -73,7 +73,7 @@ def test_nothing_goes_that_anybody_needs_and_what_goes_is_what_was_said(
     assert held <= len(headers) - len(gone)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @given(headers=histories(), claimed=claims, born=st.integers(0, 120))
 def test_by_age_all_goes_that_is_older_and_nobody_needs(
     headers: list[StoredHeader], claimed: list[RetentionClaim], born: int

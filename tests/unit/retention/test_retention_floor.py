@@ -265,7 +265,7 @@ def ended(world: World) -> tuple[object, ...]:
     return world.entries, world.deltas, world.commits, world.lasts
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(50, 300))
 def test_a_run_that_is_trimmed_at_any_moment_comes_to_the_same(seed: int, steps: int) -> None:
     """Every step starts its reader anew from what is stored: what it does not find shows in what it writes."""

@@ -27,7 +27,7 @@ def test_planted_accuracies_are_found_without_any_label():
     assert 2500 < fitted["a"].verdicts < 3500
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_the_better_half_outvotes_a_majority_of_worse_raters():
     samples = drawn(4000, seed=1, missing=0.0)
     fitted = rater_accuracies(samples)

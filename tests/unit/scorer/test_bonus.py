@@ -211,7 +211,7 @@ SAMPLES = st.lists(
 )
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(SAMPLES)
 @example([ShapingSample(r"</think>\boxed{<think>}", np.array([], np.int32), "stop", 0.0, False)])

@@ -34,7 +34,7 @@ def recorded(groups: int, correlation: float, rng: np.random.Generator, missing:
     return units, [i // SAMPLES for i in range(len(units))]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("groups", [20, 60])
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(groups: int, correlation: float) -> None:

@@ -24,7 +24,7 @@ def test_the_table_is_large_and_every_difference_has_its_reason() -> None:
     assert {ours for *_, ours, _, _, _ in PAIRS} == {True, False}
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_every_pair_is_judged_as_decided() -> None:
     wrong = [
         (kind, gold, given, ours)

@@ -90,7 +90,7 @@ def test_the_tokenizer_of_a_class_of_atropos_follows_a_model_that_the_policy_fre
         draft.edit("environments.spelling.params.settings.tokenizer_name", "somewhere/new")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "path"),
     [
@@ -153,7 +153,7 @@ def test_a_setting_is_known_by_its_path_its_name_in_the_environment_and_other_na
     assert draft.config().environments["sums"].samples == 16
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [

@@ -46,7 +46,7 @@ def planned(model, gb, **training):
     return plan_step(config, model=None, device="cpu", memory=gb)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_it_exits_by_whether_the_step_fits(model, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     fits = CliRunner().invoke(app, ["plan", "--model", model, "--device", "cpu", "--memory", "64", *FEW])
@@ -63,7 +63,7 @@ def test_it_exits_by_whether_the_step_fits(model, monkeypatch, tmp_path):
     assert any("max_tokens_per_microbatch = " in cure for cure in found["cures"])
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_what_helps_does(model):
     found = planned(model, 0.55)
     assert not found.fits
@@ -71,7 +71,7 @@ def test_what_helps_does(model):
     assert planned(model, 0.55, learner={"max_tokens_per_microbatch": tokens}).fits
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_nothing_helps_where_the_process_alone_is_larger(model):
     assert planned(model, 0.2).cures == [
         "nothing that a setting does makes it fit: take a smaller model, or a device with more memory"
@@ -97,7 +97,7 @@ def test_the_copies_are_those_that_a_trainer_makes(model):
         assert copied_bytes(sent, step) == pytest.approx(versions * weights + checkpoint, abs=10_000)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_copies_count_where_they_are(model):
     here = planned(model, 64)
     assert here.parts["copies"] == 2 * here.parts["weights"] + here.parts["moments"]

@@ -38,7 +38,7 @@ def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pyte
     assert record(tmp_path, 100, monkeypatch, resumes=False).describe_start() == "trains from step 0 to step 100"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = record(tmp_path, 100, monkeypatch)
     at = time.time() + 7.0

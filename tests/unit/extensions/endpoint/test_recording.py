@@ -80,7 +80,7 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
     max_examples=20,

@@ -12,7 +12,7 @@ import pytest
 from lachesis.pipeline.extensions.reasoning_gym.datasets import create_dataset, import_reasoning_gym, score_answer
 from lachesis.pipeline.extensions.reasoning_gym.guard import evaluate, parse_formula
 
-pytestmark = [pytest.mark.hostile, pytest.mark.costly]
+pytestmark = [pytest.mark.hostile, pytest.mark.slow]
 
 RAN: list[str] = []
 CALL = "__import__('test_gym_guard_mark').ran('{}')"

@@ -155,7 +155,7 @@ def steps_in(file):
 
 
 @pytest.mark.outside
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lives", [((1, 90, "killed"), (91, 95, "ends")), ((1, 5, "killed"), (6, 7, "killed"), (8, 9, "ends"))]
 )
@@ -176,7 +176,7 @@ def test_a_killed_trainer_leaves_one_run_of_contiguous_steps(tmp_path, monkeypat
 
 
 @pytest.mark.outside
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_is_reported_and_begun_anew_with_all_figures(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

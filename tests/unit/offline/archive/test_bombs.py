@@ -38,7 +38,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_an_archive_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_READING_BYTES", LIMIT_BYTES)
     before = resource.getrlimit(resource.RLIMIT_DATA)

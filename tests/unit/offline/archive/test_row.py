@@ -112,7 +112,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
     return made
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @given(made=groups())
 def test_any_group_comes_back_to_the_bit(

@@ -73,7 +73,7 @@ def made(n: int, by: ScoreSource, scores: list[float], env: str = "sums") -> Com
     return ComparedGroup(one.env, one.score, one.reward, by)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_revision_whose_raters_were_changed_is_compared_part_by_part() -> None:
     live = [made(i, LIVE if i < 11 else LATER if i < 31 else PROMOTED, [0.0, 0.1 * (i // 10)]) for i in range(1, 41)]
     live += [made(i, LIVE, [0.0, 1.0], env="words") for i in range(41, 51)]

@@ -103,7 +103,7 @@ async def test_each_step_is_taken_as_it_was_when_the_trainer_came_back_with_othe
     assert "machine" not in found
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 async def test_micro_batches_are_as_small_as_they_were_once_memory_ran_out(lab, fresh, monkeypatch):
     passes, taken = Learner._pass, []
 
@@ -140,7 +140,7 @@ def _killed(lab):
     return report_trained
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 async def test_each_step_is_taken_with_as_many_threads_as_it_was(lab, fresh, monkeypatch):
     numerics_of, step, used = trainer.numerics_of, Learner.step, []
     for steps, threads in [(2, 2), (STEPS, 1)]:
@@ -204,7 +204,7 @@ async def test_the_event_loop_is_left_free_while_weights_are_digested(lab, confi
     assert loop not in digested
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [None, 2])
 async def test_weights_on_a_gpu_are_compared_with_checkpoints_in_main_memory(lab, config, monkeypatch, begin):
     from stand_in_gpu import stand_in

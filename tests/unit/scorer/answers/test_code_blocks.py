@@ -33,7 +33,7 @@ def test_there_are_a_hundred_formats() -> None:
     assert len(FORMATS) > 100
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "completion",
     ["```" * 100_000, "```\n" * 50_000, "```python\n" * 30_000, "> " * 100_000 + "```", "~~~\n```\n" * 30_000,

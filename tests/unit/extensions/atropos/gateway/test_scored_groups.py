@@ -218,7 +218,7 @@ json_values = st.recursive(
 )
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(ScoredData.__struct_fields__), json_values), st.booleans())
 def test_whatever_is_sent_is_converted_or_refused(changes, whole):
     data = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1], "inference_logprobs": [[1.0, -1.0]]} | changes

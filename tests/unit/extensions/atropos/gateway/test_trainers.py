@@ -234,7 +234,7 @@ async def test_fault_8_compressing_a_batch_holds_up_nobody(new_run, lab, monkeyp
             answered.set()
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 13))
 async def test_a_kill_at_any_write_loses_no_batch_and_repeats_none(new_run, lab, call):
     """The gateway dies before its `call`-th write, and the trainer asks again as the stock one does."""
