@@ -17,13 +17,13 @@ from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion, RewardSettings
 
-__all__ = ["config_under_promotion", "promotion"]
+__all__ = ["config_under_promotion", "make_promotion"]
 
 _OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s", "promotable"})
 """Settings of scoring and advantages that judge nothing."""
 
 
-def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
+def make_promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
         env: RewardSettings(
@@ -54,7 +54,7 @@ def _recorded(settings: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in _OF_THE_PROCESS}
 
 
-def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
+def config_under_promotion(promotion: Promotion, config: RunConfig) -> RunConfig:
     """Return `config` with the settings of a promotion; environments that it does not name stay unchanged.
 
     Its raters are those of the message; check them with `scorer.promoted` before they are loaded. Raises `ConfigError`
@@ -63,13 +63,14 @@ def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
     """
     named = [config.advantage, *(env.advantage for env in config.environments.values() if env.advantage is not None)]
     environments = dict(config.environments)
-    for env in environments.keys() & one.environments.keys():
+    for env in environments.keys() & promotion.environments.keys():
+        where = f"revision {promotion.revision}, environment {env}"
         try:
-            environments[env] = _env_settings(environments[env], one.environments[env], named)
+            environments[env] = _env_settings(environments[env], promotion.environments[env], named)
         except msgspec.ValidationError as error:  # a newer build's settings, or such as it alone allows
-            raise ConfigError(f"revision {one.revision}, environment {env}: {error}; upgrade this service") from error
+            raise ConfigError(f"{where}: {error}; upgrade this service") from error
         except ConfigError as error:
-            raise ConfigError(f"revision {one.revision}, environment {env}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
     return msgspec.structs.replace(config, environments=environments)
 
 

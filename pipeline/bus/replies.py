@@ -64,8 +64,13 @@ _WRONG_SEQUENCE = 10071
 _NAME_TAKEN = 10148
 _UNDECIDED = (10158, 10164)  # this very message, or another on its subject, has not reached most servers yet
 _TOO_FEW_SERVERS = (10005, 10074)
-_ACCOUNT_LIMITS = {10026: "max_consumers", 10027: "max_streams"}
-"""Errors of a limit on the number of something, and the setting that it is."""
+_ACCOUNT_LIMITS = {
+    10026: "raise max_consumers among the jetstream limits of the account, or of the stream if it has one, or leave it "
+    "out; every service of a run, and every reader of it, has consumers of its own",
+    10027: "raise max_streams among the jetstream limits of the account, or leave it out; every run has streams of its "
+    "own",
+}
+"""Errors of a limit on how many streams or consumers there may be, and how to raise it."""
 NO_LEADER = 10008
 """The server's error code for a stream, or a cluster, that has no leader."""
 STREAM_NOT_FOUND = 10059
@@ -105,11 +110,8 @@ class ApiError(msgspec.Struct, frozen=True):
     def to_exception(self, what: str) -> LachesisError:
         """Return what to raise."""
         text = f"{what}: {self.description} ({self.code}/{self.err_code})"
-        if (limit := _ACCOUNT_LIMITS.get(self.err_code)) is not None:
-            return ConfigError(
-                f"{text}: raise {limit} among the jetstream limits of the account, or of the stream if it has one, or "
-                "leave it out; every service of a run, and every reader of it, has consumers of its own"
-            )
+        if (mend := _ACCOUNT_LIMITS.get(self.err_code)) is not None:
+            return ConfigError(f"{text}: {mend}")
         full = self.err_code == _STORE_FAILED and _FULL_ERROR.search(self.description)
         if full or self.err_code in _NO_STORAGE:
             return StreamFullError(text)

@@ -64,7 +64,8 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_new_tokens: PositiveInt = 256
     """Most tokens generated in one turn. Default 256."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
-    """Sampling temperature; that of training.learner.temperature, unless held-out tasks are evaluated. Default 1."""
+    """Sampling temperature. It must equal training.learner.temperature where the run's own trainer trains on what is
+    sampled; of held-out tasks ([evaluation.NAME]) it may be any. Default 1."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Nucleus of the sampling distribution. Below 1 the trainer must know which tokens it left: name sampling_mask in
     training.inputs, and room for it in column_bytes; the reference server records it. Default 1: all of it."""

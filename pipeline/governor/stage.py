@@ -235,7 +235,7 @@ class _Follower:
     async def _take_up_untrained(self) -> None:
         """Apply the entries that a trainer may train on again, one by one: without any report, all of them."""
         bus, run = self.service.bus, self.service.run
-        begin = await position_before(bus, run, self.trainer, self.readers.untrained.position)
+        begin = await position_before(bus, run, self.trainer, self.readers.untrained_references.position)
         async with aclosing(follow_ledger(bus, run, self.trainer, begin, follow=False)) as entries:
             async for entry in entries:
                 self.readers.entry(entry)
@@ -278,7 +278,7 @@ class _Follower:
             self.service.set_problem("report", f"a trainer's report cannot be read: {error}")
         else:
             self.service.set_problem("report", None)
-            self.readers.untrained.report(report)
+            self.readers.untrained_references.record_report(report)
 
     async def policy(self) -> None:
         async with self.service.bus.watch(keys.POLICY) as records:

@@ -221,9 +221,9 @@ class GarbageCollector:
             async for message in messages:
                 report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run, left_out=left_out)
                 if report is not None:
-                    readers.untrained.report(report)
+                    readers.untrained_references.record_report(report)
         last, _, _ = await newest_entry(bus, run, trainer)
-        position = readers.untrained.position
+        position = readers.untrained_references.position
         if last is not None:
             begin = await position_before(bus, run, trainer, position)
             async with aclosing(follow_ledger(bus, run, trainer, begin, follow=False)) as entries:

@@ -74,7 +74,7 @@ async def read_saved_rollouts(bus: NatsBus, folder: Path, saved: Sequence[SavedC
         if copy.stream != ROLLOUTS:
             continue
         path = folder / copy.file
-        chunks = {one.seq: place for place, one in _read(path) if not _is_rollout(bus.run, one)}
+        chunks = {saved.seq: place for place, saved in _read(path) if not _is_rollout(bus.run, saved)}
 
         async def fetch(
             stream: str, seqs: Sequence[int], path: Path = path, chunks: dict[int, int] = chunks
@@ -102,12 +102,18 @@ async def _save(bus: NatsBus, stream: str, leader: str, server: str, path: Path)
             aclosing(bus.read_copy(stream, leader, start=start, headers_only=True)) as leading,
             aclosing(bus.read_copy(stream, server, start=start)) as copied,
         ):
-            at = await anext(leading, None)
-            async for one in copied:
-                while at is not None and at.seq < one.seq:
-                    at = await anext(leading, None)
-                if not _is_same(at, one):
-                    line = SavedMessage(one.subject, one.seq, one.time_ns, dict(one.headers), one.data)
+            led = await anext(leading, None)
+            async for message in copied:
+                while led is not None and led.seq < message.seq:
+                    led = await anext(leading, None)
+                if not _is_same(led, message):
+                    line = SavedMessage(
+                        subject=message.subject,
+                        seq=message.seq,
+                        time_ns=message.time_ns,
+                        headers=dict(message.headers),
+                        data=message.data,
+                    )
                     file.write(encoder.encode(line) + b"\n")
                     count += 1
     if count:
@@ -123,8 +129,8 @@ async def _first_to_compare(bus: NatsBus, stream: str, leader: str, server: str)
     """Return a sequence up to which two copies are the same: the two only part once, so it is sought from the end."""
     end, back = (await bus.usage(stream)).last, 0
     while (start := max(1, end - back)) > 1:
-        one, other = await _first_from(bus, stream, leader, start), await _first_from(bus, stream, server, start)
-        if one is not None and _is_same(one, other):
+        led = await _first_from(bus, stream, leader, start)
+        if _is_same(led, await _first_from(bus, stream, server, start)):
             break
         back = 2 * back + 1
     return start
@@ -135,12 +141,13 @@ async def _first_from(bus: NatsBus, stream: str, server: str, start: int) -> Sto
         return await anext(messages, None)
 
 
-def _is_same(one: StoredMessage | None, other: StoredMessage | None) -> bool:
-    return one is not None and other is not None and (one.seq, one.time_ns) == (other.seq, other.time_ns)
+def _is_same(led: StoredMessage | None, copied: StoredMessage | None) -> bool:
+    """Return whether the leader and another copy hold the same message."""
+    return led is not None and copied is not None and (led.seq, led.time_ns) == (copied.seq, copied.time_ns)
 
 
-def _is_rollout(run: str, one: SavedMessage) -> bool:
-    return one.subject.startswith(subjects.rollout(run).removesuffix("*"))
+def _is_rollout(run: str, saved: SavedMessage) -> bool:
+    return saved.subject.startswith(subjects.rollout(run).removesuffix("*"))
 
 
 def _read(path: Path) -> Iterator[tuple[int, SavedMessage]]:
@@ -158,5 +165,5 @@ def _read_at(path: Path, place: int) -> StoredMessage:
         return _stored(msgspec.json.decode(file.readline(), type=SavedMessage))
 
 
-def _stored(one: SavedMessage) -> StoredMessage:
-    return StoredMessage(ROLLOUTS, one.subject, one.seq, one.data, one.time_ns, one.headers)
+def _stored(saved: SavedMessage) -> StoredMessage:
+    return StoredMessage(ROLLOUTS, saved.subject, saved.seq, saved.data, saved.time_ns, saved.headers)

@@ -32,11 +32,11 @@ E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
 
 
 class Readers:
-    """Feed it the ledger's entries and, through `untrained`, the trainer's reports."""
+    """Feed it the ledger's entries and, through `untrained_references`, the trainer's reports."""
 
     def __init__(self, service: Service, settings: ReaderSettings, gone: Iterable[str] = ()) -> None:
         """`gone`: environments that the run no longer has, whose history its services still read."""
-        self.untrained = UntrainedReferences()
+        self.untrained_references = UntrainedReferences()
         self._bus = service.bus
         self._run = service.run
         self._revision = service.revision
@@ -52,7 +52,7 @@ class Readers:
 
     def entry(self, entry: LedgerEntry) -> None:
         """Record a new entry of the ledger, or its last one."""
-        self.untrained.entry(entry)
+        self.untrained_references.record_entry(entry)
         self._watermark, self._events_cursor = entry.watermark, entry.events_cursor
 
     async def claims(self) -> list[RetentionClaim]:
@@ -62,7 +62,8 @@ class Readers:
     async def facts(self) -> RetentionInputs:
         """Return the readers' positions. Raises as `claims` does."""
         # together, before anything is awaited: later entries refer only to rollouts above this watermark
-        watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest_seqs()
+        watermark, events_cursor = self._watermark, self._events_cursor
+        batched = self.untrained_references.lowest_seqs()
         return RetentionInputs(
             watermark=watermark,
             events_cursor=events_cursor,

@@ -178,12 +178,12 @@ class UntrainedReferences:
         """Index of the first entry that matters."""
         self._batched: dict[int, dict[str, int]] = {}  # by entry: the lowest sequence by stream
 
-    def report(self, report: TrainReport) -> None:
+    def record_report(self, report: TrainReport) -> None:
         """Record that the trainer has a checkpoint that holds entry `report.ledger_index`."""
         self.position = report.ledger_index + 1
         self._batched = {index: seqs for index, seqs in self._batched.items() if index >= self.position}
 
-    def entry(self, entry: LedgerEntry) -> None:
+    def record_entry(self, entry: LedgerEntry) -> None:
         """Record a new entry of the ledger."""
         if entry.batch is None or entry.index < self.position:
             return

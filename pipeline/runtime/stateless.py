@@ -357,5 +357,5 @@ class _Replica(Generic[Item]):
                 lag = await self.service.bus.lag(subjects.ROLLOUTS, self.durable)
                 self.service.vitals.lag = lag.pending + lag.unacked
             except (InfrastructureError, NotFoundError):
-                self.service.vitals.lag = None  # unknown while the broker is away
+                self.service.vitals.lag = None  # unknown: the broker is away, or the consumer is gone
             await anyio.sleep(_LAG_S)

@@ -95,7 +95,10 @@ async def run_trainer(service: Service, settings: TrainerSettings, on_past: Offl
         with only_writer(folder / CHECKPOINTS):
             async with (
                 open_tracking(
-                    folder, settings.training.sample_rows, list(settings.trackers(name)), service.set_problem
+                    folder,
+                    sample_rows=settings.training.sample_rows,
+                    trackers=list(settings.trackers(name)),
+                    set_note=service.set_problem,
                 ) as tracking,
                 settings.open_backend(service, settings) as backend,
                 background() as tasks,

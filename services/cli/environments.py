@@ -107,13 +107,14 @@ def _print_files(files: list[SourceFile]) -> None:
 
 
 def _choices() -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return by kind what a parameter can be chosen from, and why that is not known."""
+    """Return by kind of environment the values of its parameter, and by kind why they cannot be listed."""
     found, missing = dict[str, list[str]](), dict[str, str]()
     for name, kind in added("environments").items():
         if kind.choices is None:
             continue
         try:
-            found[name] = load_place(kind.choices[1])()
+            _, place = kind.choices
+            found[name] = load_place(place)()
         except StartupError as error:
             found[name], missing[name] = [], str(error)
     return found, missing

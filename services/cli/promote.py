@@ -28,7 +28,7 @@ from lachesis.schemas.replay import RevisionRecord
 from lachesis.schemas.subjects import REPLAY
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json
-from lachesis.services.promotion import promotion
+from lachesis.services.promotion import make_promotion
 from lachesis.services.run.connect import connect_run
 
 __all__ = ["promote"]
@@ -85,7 +85,7 @@ async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: floa
     async with await connect_run(config, f"{config.run}.promote", OPERATOR) as bus:
         defined = await _check(bus, config, revision)
         by = f"{_user()}@{socket.gethostname()}"
-        asked = promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
+        asked = make_promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
         while True:
             known, expected = await read_promotions(bus, config.run, config.revision)
             wanted = request(config.run, known, asked)

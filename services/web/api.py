@@ -190,9 +190,15 @@ class RunApi:
             for one, text in zip(found.disputed, shown.texts, strict=True)
         ]
         histograms = [
-            {"title": env_name(found, env), "a": env.a, "b": env.b, "edges": env.edges, "counts": counts}
+            {
+                "title": env_name(found, env),
+                "a": env.a,
+                "b": env.b,
+                "edges": env.edges,
+                "counts": [env.counts_a, env.counts_b],
+            }
             for env in found.envs
-            if env.edges and (counts := [env.counts_a, env.counts_b])
+            if env.edges
         ]
         answer = {"findings": shown.findings, "tables": shown.tables, "disputed": texts, "histograms": histograms}
         return bounded(msgspec.to_builtins(answer))

@@ -19,7 +19,7 @@ from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion, Promotions
-from lachesis.services.promotion import config_under_promotion, promotion
+from lachesis.services.promotion import config_under_promotion, make_promotion
 from lachesis.services.stage_settings import scorer_settings
 
 pytestmark = pytest.mark.hostile
@@ -78,7 +78,7 @@ def test_every_field_that_may_hold_settings_is_known():
 
 
 def asked(raters: list[dict[str, Any]] | None = None, advantage: Mapping[str, Any] | None = None) -> Promotion:
-    one = promotion(CONFIG, "new", by="me", asked_ns=1)
+    one = make_promotion(CONFIG, "new", by="me", asked_ns=1)
     sums = one.environments["sums"]
     scoring = sums.scoring if raters is None else {**sums.scoring, "raters": raters}
     changed = msgspec.structs.replace(sums, scoring=scoring, advantage={**sums.advantage, **(advantage or {})})
@@ -123,7 +123,7 @@ def test_a_promotion_brings_no_parameters_that_code_obeys(rater):
 def test_what_the_configuration_names_may_be_promoted_and_its_own_words_count():
     elsewhere = RaterConfig(rater="/there/mine.py:mine", params=MINE.params, weight=2.0)
     config = msgspec.structs.replace(CONFIG, scoring=ScoringConfig(raters=[elsewhere, RaterConfig(rater="length")]))
-    one = promotion(config, "new", by="me", asked_ns=1)
+    one = make_promotion(config, "new", by="me", asked_ns=1)
     assert "sk-hidden" not in repr(one)
     [mine, length] = admitted(one).raters
     assert (mine.rater, mine.params, mine.weight) == (MINE.rater, MINE.params, 2.0)

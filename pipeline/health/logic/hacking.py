@@ -41,43 +41,43 @@ class OverOptimisation(Check):
 
     def __init__(self) -> None:
         self._points: deque[dict[str, float | None]] = deque(maxlen=_SLOPE_BLOCKS)
-        self._left: list[tuple[float, list[dict[str, float]]]] = []
+        self._next_block: list[tuple[float, list[dict[str, float]]]] = []
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         for score in window.scores:
             units = [unit for unit in _units(score) if len(unit) > 1]
-            value = mean(score.scores)
-            if units and value is not None:
-                self._left.append((value, units))
-        while len(self._left) >= BLOCK:
-            self._points.append(_point(self._left[:BLOCK]))
-            del self._left[:BLOCK]
+            mean_score = mean(score.scores)
+            if units and mean_score is not None:
+                self._next_block.append((mean_score, units))
+        while len(self._next_block) >= BLOCK:
+            self._points.append(_point(self._next_block[:BLOCK]))
+            del self._next_block[:BLOCK]
         if len(self._points) < _MIN_STEPS:
             return CheckResult("idle", reason="too few groups with two raters or more")
-        slopes = {name: slope_t([value for point in self._points if (value := point.get(name)) is not None])
+        slopes = {name: slope_t([y for point in self._points if (y := point.get(name)) is not None])
                   for name in self._points[-1]}  # fmt: skip
         rising, parting, agreeing = (slopes.pop(name, None) or 0.0 for name in ("score", "variance", "alpha"))
-        value = min(rising, max(parting, -agreeing if parting >= 0 else 0.0))
-        severity, threshold = graded(value, [(2.0, "warn"), (4.0, "quarantine")])
-        raters = {name.removeprefix("rater "): t for name, t in sorted(slopes.items()) if t is not None}
-        rising_raters = [name for name, t in raters.items() if t > 2]
-        falling_raters = [name for name, t in raters.items() if t < -2]
+        t = min(rising, max(parting, -agreeing if parting >= 0 else 0.0))
+        severity, threshold = graded(t, [(2.0, "warn"), (4.0, "quarantine")])
+        raters = {name.removeprefix("rater "): slope for name, slope in sorted(slopes.items()) if slope is not None}
+        rising_raters = [name for name, slope in raters.items() if slope > 2]
+        falling_raters = [name for name, slope in raters.items() if slope < -2]
         if severity == "ok":
-            return CheckResult("ok", value, threshold)
+            return CheckResult("ok", t, threshold)
         parted = f"variance t = {parting:.1f}, alpha t = {agreeing:.1f}"
         reason = f"the score rises (t = {rising:.1f}) while the raters part ({parted})"
         for names, what in ((rising_raters, "rising raters"), (falling_raters, "falling raters")):
             reason += f"; {what}: {', '.join(names)[:200]}" if names else ""
         if 2 * len(falling_raters) <= len(raters):
-            return CheckResult("warn", value, 2.0, reason, _most_at_odds(window))
-        return CheckResult(severity, value, threshold, reason, _most_at_odds(window), grows=True)
+            return CheckResult("warn", t, 2.0, reason, _most_at_odds(window))
+        return CheckResult(severity, t, threshold, reason, _most_at_odds(window), grows=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"points": list(self._points), "left": self._left}
+        return {"points": list(self._points), "left": self._next_block}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._points.extend(convert_plain("health state", list[dict[str, float | None]], state["points"]))
-        self._left = convert_plain("health state", list[tuple[float, list[dict[str, float]]]], state["left"])
+        self._next_block = convert_plain("health state", list[tuple[float, list[dict[str, float]]]], state["left"])
 
 
 class RaterAtOdds(Check):
@@ -133,14 +133,14 @@ class RaterAtOdds(Check):
 
 def _units(score: GroupScore) -> list[dict[str, float]]:
     """Return what each sample's raters said."""
-    return [{name: value for name, column in score.ratings.items()
-             if is_number(value := column[i])}
+    return [{rater: rating for rater, column in score.ratings.items()
+             if is_number(rating := column[i])}
             for i in range(len(score.scores))]  # fmt: skip
 
 
 def _variance(unit: Mapping[str, float]) -> float:
     centre = sum(unit.values()) / len(unit)
-    return sum((value - centre) ** 2 for value in unit.values()) / len(unit)
+    return sum((rating - centre) ** 2 for rating in unit.values()) / len(unit)
 
 
 def _point(groups: Sequence[tuple[float, Sequence[Mapping[str, float]]]]) -> dict[str, float | None]:
@@ -150,10 +150,10 @@ def _point(groups: Sequence[tuple[float, Sequence[Mapping[str, float]]]]) -> dic
     by_rater: dict[str, list[float]] = {}
     for unit in units:
         alpha.add_unit(list(unit.values()))
-        for name, value in unit.items():
-            by_rater.setdefault(name, []).append(value)
+        for name, rating in unit.items():
+            by_rater.setdefault(name, []).append(rating)
     return {
-        "score": fmean(value for value, _ in groups),
+        "score": fmean(score for score, _ in groups),
         "variance": fmean(_variance(unit) for unit in units),
         "alpha": alpha.alpha().value,
         **{f"rater {name}": fmean(values) for name, values in by_rater.items()},

@@ -85,7 +85,7 @@ def read_groups(
     except MemoryError as error:
         raise ConfigError(
             f"{path}: reading its next rows takes more than {MAX_READING_BYTES >> 20} MiB of memory, which no group of "
-            "sequences needs"
+            "sequences needs; if it is Parquet, write it with fewer rows in each row group"
         ) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error

@@ -19,10 +19,8 @@ from integration.harness import alive
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
-from lachesis.pipeline.bus.replies import ApiError
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.errors import AccessError, StartupError
-from lachesis.schemas.errors import ConfigError
 
 
 async def test_start_and_stop(tmp_path: Path) -> None:
@@ -246,9 +244,3 @@ async def test_budgets_can_be_lowered_below_what_is_reserved(tmp_path: Path) -> 
 
     before = await start(64 << 20)
     assert await start(16 << 20) < before
-
-
-def test_a_limit_on_consumers_is_said_with_the_setting() -> None:
-    error = ApiError(400, 10026, "maximum consumers limit reached").to_exception("x")
-    assert isinstance(error, ConfigError)
-    assert "raise max_consumers among the jetstream limits of the account" in str(error)

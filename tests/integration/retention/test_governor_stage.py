@@ -213,7 +213,9 @@ async def test_a_start_knows_what_a_trainer_may_take_up_again(bus: Bus, reported
     follower = _Follower(service, governor_settings(config), Governor(config.flow, config.batching, term="t"))
     await follower.catch_up()
     assert follower.position == chain.position
-    assert follower.readers.untrained.lowest_seqs() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})
+    assert follower.readers.untrained_references.lowest_seqs() == (
+        {subjects.ROLLOUTS: 5 + reported} if reported < 3 else {}
+    )
 
 
 async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_what_is_stored(bus: Bus) -> None:

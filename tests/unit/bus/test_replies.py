@@ -128,3 +128,14 @@ def test_a_leader_that_hears_too_few_copies_leads_nothing(answer, expected):
 )
 def test_a_copy_without_a_leader_is_told_from_an_answer(answer, expected):
     assert lacks_leader(msgspec.json.encode(answer)) is expected
+
+
+@pytest.mark.parametrize(
+    ("err_code", "mend", "other"),
+    [(10026, "raise max_consumers among", "streams of its own"), (10027, "raise max_streams among", "consumers")],
+)
+def test_a_limit_of_the_account_is_named_with_what_it_limits_alone(err_code: int, mend: str, other: str) -> None:
+    error = ApiError(400, err_code, "limit reached").to_exception("x")
+    assert isinstance(error, ConfigError)
+    assert mend in str(error)
+    assert other not in str(error)

@@ -20,7 +20,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.promotion import Promotions
-from lachesis.services.promotion import promotion
+from lachesis.services.promotion import make_promotion
 from lachesis.services.stage_settings import normalizer_settings
 
 CONFIG = RunConfig(
@@ -298,7 +298,7 @@ async def test_a_score_that_names_no_member_does_not_lend_its_numbers(lab):
 
 
 async def promote(lab, first, config=CONFIG):
-    one = msgspec.structs.replace(promotion(config, "new", by="me", asked_ns=1), first=first)
+    one = msgspec.structs.replace(make_promotion(config, "new", by="me", asked_ns=1), first=first)
     await write_promotions(lab.bus, Promotions(run="r", promotions=[one]), "live", expected=0)
 
 

@@ -18,7 +18,7 @@ from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Promotion, Promotions
-from lachesis.services.promotion import config_under_promotion, promotion
+from lachesis.services.promotion import config_under_promotion, make_promotion
 
 CONFIG = RunConfig(
     run="r",
@@ -28,7 +28,7 @@ CONFIG = RunConfig(
 
 
 def promoted(**normalization) -> Promotion:
-    one = promotion(CONFIG, "new", by="me", asked_ns=1)
+    one = make_promotion(CONFIG, "new", by="me", asked_ns=1)
     sums = one.environments["sums"]
     judging = msgspec.structs.replace(sums, normalization={**sums.normalization, **normalization})
     return msgspec.structs.replace(one, environments={"sums": judging}, first=2)

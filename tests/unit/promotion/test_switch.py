@@ -27,7 +27,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY
-from lachesis.services.promotion import promotion
+from lachesis.services.promotion import make_promotion
 
 OLD = RunConfig(
     run="r",
@@ -88,7 +88,8 @@ class World:
     async def promote(self, revision: str, config: RunConfig, *, give_up: bool = False) -> None:
         """What `lachesis promote` does, less its checks and the wait."""
         known, expected = await read_promotions(self.bus, "r", "live")
-        wanted = request("r", known, promotion(config, revision, by="me", asked_ns=len(known) + 1, give_up=give_up))
+        asked = make_promotion(config, revision, by="me", asked_ns=len(known) + 1, give_up=give_up)
+        wanted = request("r", known, asked)
         if wanted is not None:
             try:
                 await write_promotions(self.bus, wanted, "live", expected=expected)
@@ -245,7 +246,7 @@ async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_i
         await world.produce(9, draw)
         await lab.until(world.settled)
         # by hand: `write` of the module is the batcher's now
-        asked = promotion(NEW, "new", by="me", asked_ns=1)
+        asked = make_promotion(NEW, "new", by="me", asked_ns=1)
         await write_promotions(lab.bus, request("r", [], asked), "live", expected=0)
         await world.produce(9, draw)
         await lab.until(world.settled)

@@ -192,12 +192,12 @@ class World:
         batch = make_batch(chain.next_batch, refs, 4) if refs else None
         self.entry = chain.extend(it.state(), batch=batch, outcomes=settled, stamps={}, written_ns=1)
         self.entries.append(self.entry)
-        self.untrained.entry(self.entry)
+        self.untrained.record_entry(self.entry)
 
     def report(self) -> None:
         if self.entry is not None and self.entry.index > self.reported:
             self.reported = self.rng.randint(self.reported + 1, self.entry.index)
-            self.untrained.report(
+            self.untrained.record_report(
                 TrainReport(
                     run="r", trainer="main", lineage="a", term="t", step=1, ledger_index=self.reported, chain="c",
                     next_batch=1, policy_version="1-a-b", checkpoint="c",
