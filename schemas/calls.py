@@ -129,6 +129,8 @@ class SessionCall(_Record, frozen=True, kw_only=True):
     from there on, the first at 0. `digest` is that of the request: the same request of the same place gets this answer
     again. `seconds` is how long the answer took to generate. `columns` hold further rows, of the tokens whose rows the
     parent's lack: routed_experts int16 [rows, W]; sampling_mask int32 [T, W], padded with -1.
+    `is_constrained`: the text had to match something, so the logprobs are those of what was allowed, and the answer is
+    not trained on.
     """
 
     session: str
@@ -143,6 +145,7 @@ class SessionCall(_Record, frozen=True, kw_only=True):
     text: str
     seconds: Seconds = 0.0
     columns: dict[str, Column] = {}
+    is_constrained: bool = False
 
     @property
     def n_tokens(self) -> int:

@@ -40,6 +40,7 @@ _BIASES = (
     "min_tokens",
     "min_new_tokens",
     "guided_json",
+    "structured_outputs",
 )
 
 

@@ -97,6 +97,9 @@ class ModelTurn(NamedTuple):
     """int16 [rows, layers * k]: the experts that processed the first tokens of prompt and turn, as far as recorded."""
     sampling_mask: MaskRows | None = None
     """The ids among which each token was sampled; None: not recorded."""
+    is_constrained: bool = False
+    """Whether the text had to match something (`structured_outputs`). Its logprobs are then those of what was allowed,
+    which no trainer computes, so it is never trained on."""
 
 
 def joined_experts(known: NDArray[np.int16] | None, recorded: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
@@ -225,8 +228,9 @@ class InferenceRequests:
     ) -> ModelTurn:
         """Return the turn of a sample.
 
-        An aborted sample is continued from its own tokens until it stops or is full. Raises InfrastructureError if
-        `attempts` continuations in a row bring no token.
+        An aborted sample is continued from its own tokens until it stops or is full; one whose text must match
+        something is sampled again as a whole, since what it must match begins with it. Raises InfrastructureError if
+        `attempts` continuations in a row bring nothing.
         """
         ids: list[int] = []
         logprobs: list[float] = []
@@ -234,10 +238,13 @@ class InferenceRequests:
         experts = None
         mask: MaskRows = []
         masked = sampling.sampling_mask and sampling.top_p < 1
+        is_constrained = sampling.structured_outputs is not None
         room = self.room(len(prompt_ids), sampling)
         parts = idle = 0
         since = datetime.now(UTC)
         while True:
+            if is_constrained and generation.finish_reason == "abort":
+                generation = _without_tokens(generation)
             for span in generation.weight_versions:
                 if not versions or versions[-1][1] != span.version:
                     versions.append((len(ids) + span.start, span.version))
@@ -278,12 +285,20 @@ class InferenceRequests:
             )
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self.detokenize(ids[:-1] if reason == "stop" else ids)
+        self._compare_sampling(ids, sampling, masked=masked)
+        return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None, is_constrained)
+
+    def _compare_sampling(self, ids: list[int], sampling: SamplingParams, *, masked: bool) -> None:
+        """Keep the ids in `otherwise` if they were not sampled as the run samples."""
         if self._run is not None:
             cut = 1.0 if sampling.top_p == self._run.top_p else sampling.top_p
-            asked = {"temperature": sampling.temperature, "top_p": cut}
+            asked = {
+                "temperature": sampling.temperature,
+                "top_p": cut,
+                "structured_outputs": sampling.structured_outputs,
+            }
             difference = sampling_difference(asked, self._run.temperature, masked=masked)
             self.otherwise += [] if difference is None else [(ids, difference)]
-        return ModelTurn(ids, logprobs, versions, text, reason, experts, mask if masked else None)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
@@ -313,6 +328,17 @@ class InferenceRequests:
         finally:
             self._report_request(-1)
         return answer
+
+
+def _without_tokens(generation: GeneratedSample) -> GeneratedSample:
+    return msgspec.structs.replace(
+        generation,
+        token_ids=generation.token_ids[:0],
+        logprobs=generation.logprobs[:0],
+        weight_versions=[],
+        routed_experts=None,
+        sampling_mask=None if generation.sampling_mask is None else [],
+    )
 
 
 def derive_seed(seed: int | None, *place: object) -> int | None:

@@ -39,9 +39,10 @@ class SequenceDraft:
     def append(self, turn: ModelTurn, *, trained: bool = True, call: int | None = None) -> None:
         """Append what the model generated. `trained`: False if another sequence of the sample trains it.
 
-        `call`: the number of its call in the session, in the order of time; None: the next one.
+        A constrained turn is not trained. `call`: the number of its call in the session, in the order of time; None:
+        the next one.
         """
-        start = len(self.tokens)
+        start, trained = len(self.tokens), trained and not turn.is_constrained
         if trained:
             self.turns.append(len(self.turns) if call is None else call)
         for position, version in turn.versions:

@@ -213,6 +213,7 @@ class SessionCalls:
                 text=turn.text,
                 seconds=seconds,
                 columns=_columns(turn, known_experts),
+                is_constrained=turn.is_constrained,
             )
         )
         self._group.figures.recorded_calls += 1
@@ -289,7 +290,9 @@ def recorded_turn(call: SessionCall, known_experts: NDArray[np.int16] | None) ->
     mask: MaskRows | None = None
     if (column := call.columns.get(_MASK)) is not None:
         mask = [row[row >= 0] for row in _rows(column, np.int32)]
-    return prompt, ModelTurn(tokens, logprobs, list(call.versions), call.text, call.finish_reason, experts, mask)
+    return prompt, ModelTurn(
+        tokens, logprobs, list(call.versions), call.text, call.finish_reason, experts, mask, call.is_constrained
+    )
 
 
 def _rows(column: Column, dtype: type[np.int16] | type[np.int32]) -> NDArray[Any]:

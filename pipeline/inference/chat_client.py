@@ -248,6 +248,8 @@ class ChatInference:
         return messages
 
     async def _answer(self, messages: list[dict[str, Any]], sampling: SamplingParams) -> GeneratedSample:
+        if sampling.structured_outputs is not None:
+            raise DataError("structured_outputs: answers of an API are not constrained here; vLLM can constrain them")
         reply = await self._client.complete(self._model, messages, sampling, self._template_kwargs)
         self.tokens = None if self.tokens is None or reply.tokens is None else self.tokens + reply.tokens
         ids = [*_spell(reply.text), _END]

@@ -34,6 +34,7 @@ __all__ = [
     "PromptLogprob",
     "PromptLogprobs",
     "SamplingParams",
+    "StructuredOutputs",
     "TokenId",
     "TokenizeRequest",
     "TokenizeResponse",
@@ -66,6 +67,23 @@ Logprob = Annotated[float, Meta(ge=-3e38, le=3e38)]
 TopK = Annotated[int, Meta(ge=0, le=100)]
 
 
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the text of each sample must match; one of both is given.
+
+    Tokens that cannot lead there have probability 0, and the logprobs are those of the others alone: they differ from
+    the model's, whatever vLLM's `--logprobs-mode` is.
+    """
+
+    json: dict[str, Any] | None = None
+    """A JSON schema."""
+    structural_tag: str | None = None
+    """A structural tag of xgrammar, as JSON."""
+
+    def __post_init__(self) -> None:
+        if (self.json is None) == (self.structural_tag is None):
+            raise ValueError("exactly one of json and structural_tag must be given")
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to sample. Names and meanings are vLLM's."""
 
@@ -93,6 +111,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """As `logprobs`, for the prompt's own tokens, always at temperature 1."""
     sampling_mask: bool = False
     """Return which tokens `top_p` left at each token. The reference server alone does; vLLM has no such parameter."""
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM alone has it; the reference server refuses it."""
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,6 +22,7 @@ from lachesis.pipeline.environment.session_calls import CallPlace, recorded_turn
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, NotResumableError, PromptTooLongError
 from lachesis.pipeline.extensions.endpoint.logic.answers import first_stop, read_answer
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, RecordedAnswer, RecordedCall, SampledAnswer
+from lachesis.pipeline.extensions.endpoint.logic.constraints import structured_outputs
 from lachesis.pipeline.extensions.endpoint.logic.conversation import AnswerSample, ModelAnswer, ModelRequest
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -113,12 +114,17 @@ class AgentSession:
     def fill(self, trained: Trained = "all") -> None:
         """Give the session the sequences of its calls, or the longest alone; that is the one which is judged.
 
-        Raises `EnvironmentCodeError` if no answer arrived at the agent, and `NotResumableError` if it did not repeat
-        what it had requested before a kill, and such samples are given up.
+        Raises `EnvironmentCodeError` if no answer arrived at the agent that can be trained on, and `NotResumableError`
+        if it did not repeat what it had requested before a kill, and such samples are given up.
         """
         paths = self.tree.trained_paths()
         if not paths:
-            raise EnvironmentCodeError("the agent got no answer of the model: did it use the endpoint's address?")
+            raise EnvironmentCodeError(
+                "every answer that the agent got was constrained by response_format or tool_choice, and such answers "
+                "are not trained on: leave one free at least"
+                if any(self.tree.paths())
+                else "the agent got no answer of the model: did it use the endpoint's address?"
+            )
         if trained == "longest":
             paths = paths[-1:]
         session = self.session
@@ -134,7 +140,11 @@ class AgentSession:
             self._calls.use_paths([path[-1].place for path in paths])
         *further, own = trained_calls([[call.index for call in path] for path in paths])
         session.further = [_sequence(path, calls) for path, calls in zip(paths[:-1], further, strict=True)]
-        session.notes["calls"] = {"all": len(self.tree.calls), "trained": len(own.union(*further))}
+        trained_here = [call for call in own.union(*further) if not self.tree.calls[call].sampled.is_constrained]
+        constrained = sum(call.sampled.is_constrained for call in self.tree.calls)
+        session.notes["calls"] = {"all": len(self.tree.calls), "trained": len(trained_here)}
+        if constrained:
+            session.notes["calls"]["constrained"] = constrained
         session.messages = []
         for call in paths[-1]:
             session.add(*(message.as_message() for message in call.new_messages))
@@ -182,6 +192,7 @@ class AgentSession:
                 finish_reason=turn.finish_reason,
                 routed_experts=turn.routed_experts,
                 sampling_mask=turn.sampling_mask,
+                is_constrained=turn.is_constrained,
             )
             for turn in turns
         ]
@@ -217,6 +228,8 @@ class AgentSession:
         """Return new answers, which are stored in the log where calls are recorded."""
         requests, sampling, begin_s = self.session.requests, self._sampling(request), time.monotonic()
         prompt = [*known, *new_tokens]
+        matched = structured_outputs(request, await requests.opened_by(prompt))
+        sampling = msgspec.structs.replace(sampling, structured_outputs=matched)
         try:
             check_prompt(prompt, requests, sampling)
         except PromptTooLongError as error:
@@ -293,6 +306,7 @@ def _turn(call: RecordedCall) -> ModelTurn:
         sampled.finish_reason,
         sampled.routed_experts,
         sampled.sampling_mask,
+        sampled.is_constrained,
     )
 
 

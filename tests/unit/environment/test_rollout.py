@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -16,12 +17,12 @@ from lachesis import Environment, Message, Reply, Session, Task, ToolError, tool
 from lachesis.pipeline.environment import rollout
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.fake_inference import FakeInference
-from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.inference import Inference, InferenceRequests
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError, ServerAwayError
 from lachesis.pipeline.inference.client import GeneratedSample
-from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.protocol import SamplingParams, StructuredOutputs, WeightVersionSpan
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.scorer import samples_of
 from lachesis.schemas.codec import decode, encode
@@ -528,6 +529,23 @@ async def test_an_aborted_sample_keeps_to_its_token_limit() -> None:
     assert group.sequences.finish_reasons == ["length", "length"]
     group = await group_of(Ask(), Aborting("abcdefgh", per_request=3), n=1, sampling=SamplingParams(max_tokens=4))
     assert learned(group, 0)[1] == "abcd"
+
+
+async def test_an_aborted_sample_whose_text_must_match_something_begins_again() -> None:
+    """The engine would read a continuation as if the form began there."""
+
+    class AbortedOnce(Aborting):
+        async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> Any:
+            self.per_request = 99 if self.requests else 2
+            return await super().generate(prompt_ids, n, sampling)
+
+    inference = AbortedOnce("abcde")
+    requests = InferenceRequests(inference, CollectConfig())
+    sampling = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputs(json={}))
+    (first,) = await requests.generate([3], 1, sampling)
+    turn = await requests.finish([3], first, sampling)
+    assert (turn.text, turn.versions, turn.is_constrained) == ("abcde", [(0, "1-main-00")], True)
+    assert [prompt for prompt, _, _ in inference.requests] == [[3], [3]]
 
 
 async def test_a_server_that_only_aborts_is_an_infrastructure_failure() -> None:

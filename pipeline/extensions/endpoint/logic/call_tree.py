@@ -37,6 +37,8 @@ class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     routed_experts: NDArray[np.int16] | None = None
     sampling_mask: list[Any] | None = None
+    is_constrained: bool = False
+    """Its text had to match something, so it is not trained on."""
 
 
 class RecordedCall(msgspec.Struct, kw_only=True):
@@ -182,12 +184,23 @@ class CallTree:
             yield self.path(index)
 
     def trained_paths(self) -> list[list[RecordedCall]]:
-        """Return all paths, each to an answer that the agent got; empty if none arrived.
+        """Return the paths to answers that the agent got which are trained; empty if no free answer arrived.
 
-        The last one, which is judged, is that with the most sampled tokens, of several the newest.
+        Of each path, at least one answer that no later path has is free: constrained ones are not trained. The last
+        path, which is judged, is that with the most sampled tokens of free answers, of several the newest.
         """
         found = list(self.paths())
-        sizes = [(sum(len(call.sampled.token_ids) for call in path), path[-1].index) for path in found]
+        sizes = [(sum(len(call.sampled.token_ids) for call in _free(path)), path[-1].index) for path in found]
         if found:
             found.append(found.pop(sizes.index(max(sizes))))
-        return found
+        known, trained = set[int](), list[list[RecordedCall]]()
+        for path in reversed(found):
+            own = {call.index for call in _free(path)} - known
+            if own:
+                trained.append(path)
+            known |= own
+        return trained[::-1]
+
+
+def _free(path: Sequence[RecordedCall]) -> list[RecordedCall]:
+    return [call for call in path if not call.sampled.is_constrained]

@@ -63,6 +63,10 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
+    answer_schema: dict[str, Any] | None = None
+    """The JSON schema that the answer's text must match, unless it is a call of a tool; None: any text."""
+    forced_tools: list[str] = []
+    """Names of tools one of which the answer must call; empty: it need not call any."""
     follows: str | None = None
     """The id of the answer that the messages follow; None: they are the whole conversation."""
 
@@ -72,6 +76,9 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise DataError("there are no messages")
         if self.messages[-1].role == "assistant":
             raise DataError("the last message is the assistant's; the model cannot be made to continue a given text")
+        missing = set(self.forced_tools) - {tool["function"]["name"] for tool in self.tools}
+        if missing:
+            raise DataError(f"tool_choice: there is no tool {min(missing)!r:.60} among tools")
         if not 1 <= self.n <= MAX_SAMPLES:
             raise DataError(f"n is {self.n}; it must be 1 to {MAX_SAMPLES}")
 
@@ -81,6 +88,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
         depends = (
             [_plain(message) for message in self.messages],
             self.tools, self.n, self.max_tokens, self.stop, self.seed, self.temperature, self.top_p, self.follows,
+            self.answer_schema, self.forced_tools,
         )  # fmt: skip
         return _digest(depends).hex()
 

@@ -136,6 +136,11 @@ class Engine:
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         the engine does not run.
         """
+        if params.structured_outputs is not None:
+            raise DataError(
+                "structured_outputs (response_format, or a forced tool_choice): the reference server cannot constrain "
+                'an answer; vLLM can (kind = "vllm")'
+            )
         limit = self._limit(prompt, params)
         request = GenerationRequest(prompt, params, limit, stop=self._stop_strings(params), listener=listener)
         with self._changed:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.extensions.endpoint.logic.answers import first_stop, read_answer
+from lachesis.pipeline.extensions.endpoint.logic.constraints import structured_outputs
 from lachesis.pipeline.extensions.endpoint.logic.conversation import (
     AnswerSample,
     ChatMessage,
@@ -16,6 +17,8 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
     conversation_keys,
 )
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS, responses
+from lachesis.pipeline.inference.protocol import StructuredOutputs
+from lachesis.pipeline.tasks.thoughts import closes_thought
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import ToolCall
 
@@ -39,18 +42,23 @@ def answered(message: ChatMessage, *, finish_reason: str = "stop", stop: str | N
 @pytest.mark.parametrize(
     ("dialect", "field", "value"),
     [
-        (CHAT, "response_format", {"type": "json_object"}),
+        (CHAT, "response_format", {"type": "grammar"}),
+        (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         (CHAT, "tool_choice", "required"),
+        (CHAT, "tool_choice", {"type": "allowed_tools"}),
         (CHAT, "frequency_penalty", 0.5),
         (CHAT, "logit_bias", {"3": 1}),
         (CHAT, "top_logprobs", 5),
         (CHAT, "unheard_of", 1),
         (RESPONSES, "background", True),
-        (RESPONSES, "text", {"format": {"type": "json_object"}}),
+        (RESPONSES, "text", {"format": {"type": "grammar"}}),
+        (RESPONSES, "text", {"verbosity": "low"}),
+        (RESPONSES, "tool_choice", "required"),
         (RESPONSES, "conversation", "c"),
         (RESPONSES, "truncation", "auto"),
         (ANTHROPIC, "top_k", 5),
         (ANTHROPIC, "tool_choice", {"type": "any"}),
+        (ANTHROPIC, "tool_choice", {"type": "tool"}),
         (ANTHROPIC, "container", "c"),
     ],
 )
@@ -117,6 +125,74 @@ def test_each_dialect_says_the_same_request(dialect: Any) -> None:
         max_tokens=7,
         temperature=1.0,
     )
+
+
+TOOLS = {
+    CHAT: [{"type": "function", "function": FUNCTION}],
+    RESPONSES: [{"type": "function", **FUNCTION}],
+    ANTHROPIC: [{"name": "add", "description": "Add.", "input_schema": SCHEMA}],
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "any_tool", "named"),
+    [
+        (CHAT, "required", {"type": "function", "function": {"name": "add"}}),
+        (RESPONSES, "required", {"type": "function", "name": "add"}),
+        (ANTHROPIC, {"type": "any"}, {"type": "tool", "name": "add"}),
+    ],
+    ids=DIALECTS,
+)
+def test_a_call_of_a_tool_is_forced_in_each_dialect(dialect: Any, any_tool: Any, named: Any) -> None:
+    free = dialect.read({**BODIES[dialect], "tools": TOOLS[dialect]})
+    for choice in (any_tool, named):
+        read = dialect.read({**BODIES[dialect], "tools": TOOLS[dialect], "tool_choice": choice})
+        assert (read.forced_tools, read.tools) == (["add"], free.tools)
+        assert read.digest != free.digest
+        found = structured_outputs(read, "")
+        assert found is not None
+        assert found.structural_tag is not None
+        tag = msgspec.json.decode(found.structural_tag)["format"]
+        assert read_answer(tag["begin"] + "{}" + tag["end"], "", opened=False, has_tools=True, new_id=lambda: "x") == (
+            ChatMessage(role="assistant", content="", tool_calls=[ToolCall(name="add", arguments="{}", id="x")])
+        )
+    assert structured_outputs(free, "") is None
+    other = msgspec.json.decode(msgspec.json.encode(named).replace(b"add", b"subtract"))
+    with pytest.raises(DataError, match="subtract"):
+        dialect.read({**BODIES[dialect], "tools": TOOLS[dialect], "tool_choice": other}).check()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "value"),
+    [
+        (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
+        (RESPONSES, "text", {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}),
+    ],
+)
+def test_a_schema_that_an_answer_must_match_is_passed_on(dialect: Any, field: str, value: Any) -> None:
+    read = dialect.read({**BODIES[dialect], field: value})
+    assert structured_outputs(read, "") == StructuredOutputs(json=SCHEMA)
+    kind = "format" if field == "text" else field
+    any_object = {"type": "json_object"}
+    read = dialect.read({**BODIES[dialect], field: {kind: any_object} if field == "text" else any_object})
+    assert structured_outputs(read, "") == StructuredOutputs(json={"type": "object"})
+    both = structured_outputs(dialect.read({**BODIES[dialect], field: value, "tools": TOOLS[dialect]}), "")
+    assert both is not None
+    assert both.structural_tag is not None
+    elements = msgspec.json.decode(both.structural_tag)["format"]["elements"]
+    assert [one["type"] for one in elements] == ["json_schema", "tag"]  # an agent that has tools may call one first
+
+
+def test_a_thought_that_the_prompt_has_opened_ends_before_a_forced_answer() -> None:
+    request = CHAT.read({**BODIES[CHAT], "response_format": {"type": "json_object"}})
+    for opened, closed in (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷")):
+        found = structured_outputs(request, opened)
+        assert found is not None
+        assert found.structural_tag is not None
+        assert msgspec.json.decode(found.structural_tag)["format"]["elements"][0]["end"] == closed
+        assert closes_thought(closed)
+    with pytest.raises(DataError, match="think_start"):
+        structured_outputs(request, "<|think_start|>")
 
 
 TEXT = st.text(alphabet="ab \n{}<>é", max_size=8)

@@ -169,6 +169,35 @@ async def test_recorded_tokens_read_as_the_template_writes_the_conversation(fami
     assert engine.tokenizer.decode(whole).startswith(engine.tokenizer.decode(tokens))
 
 
+FORM = {"response_format": {"type": "json_object"}}
+
+
+async def test_a_constrained_answer_is_recorded_and_not_trained() -> None:
+    """Its logprobs are those of what was allowed, which the trainer does not compute."""
+    engine = ScriptedEngine("qwen")
+    session = recorded(engine)
+    engine.texts = ["free", '{"a": 1}', "free again", '{"b": 2}']
+    history: list[dict[str, Any]] = []
+    for form in ({}, FORM, {}):
+        history.append({"role": "user", "content": "?"})
+        history.append(await chat(session, history, **form))
+    await chat(session, [*history[:2], {"role": "user", "content": "a fork of which nothing is free"}], **FORM)
+    check_against_engine(session, engine)
+    session.fill()
+    assert session.session.sequences == [session.session]
+    assert session.session.notes["calls"] == {"all": 4, "trained": 2, "constrained": 2}
+    trained = [token for token, mask in zip(session.session.tokens, session.session.loss_mask, strict=True) if mask]
+    assert trained == [*engine.sampled[0].tokens, *engine.sampled[2].tokens]
+    assert session.session.tokens == session.tree.tokens(2)
+
+
+async def test_a_sample_of_constrained_answers_alone_says_that_there_is_nothing_to_train() -> None:
+    session = recorded(ScriptedEngine("qwen"))
+    await chat(session, [{"role": "user", "content": "?"}], **FORM)
+    with pytest.raises(EnvironmentCodeError, match="constrained by response_format"):
+        session.fill()
+
+
 async def test_the_same_request_twice_is_two_answers_and_a_retry_is_one() -> None:
     engine = ScriptedEngine("qwen")
     session, ask = recorded(engine), [{"role": "user", "content": "?"}]

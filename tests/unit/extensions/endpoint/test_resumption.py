@@ -106,20 +106,25 @@ async def test_a_finished_sample_has_the_same_sequences_after_a_kill() -> None:
     for text in ("one way", "and a longer other way"):  # they have the first answer in common
         engine.texts = [text]
         await chat(session, [*history, {"role": "user", "content": text}])
+    await chat(session, [*history, {"role": "user", "content": "in a form"}], response_format={"type": "json_object"})
+    engine.texts = ["and a free answer after it, the longest of all " * 5]
+    form = [*history, {"role": "user", "content": "in a form"}, {"role": "assistant", "content": "done"}]
+    await chat(session, [*form, {"role": "user", "content": "and?"}])
     await agent(session, engine, "qwen")
     session.fill()
+    assert session.session.notes["calls"]["constrained"] == 1
     await session.session.end({"right": 1.0})
     calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
     end = calls.finished(0)
     assert end is not None
     after = session_on(log, engine).session
     after.restore(*end)
-    assert len(after.sequences) == 6
+    assert len(after.sequences) == 7
     for one, other in zip(after.sequences, session.session.sequences, strict=True):
         assert (one.tokens, one.loss_mask, one.versions) == (other.tokens, other.loss_mask, other.versions)
         assert one.finish_reason == other.finish_reason
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
-    assert calls.figures.resumed_calls == 9  # each once
+    assert calls.figures.resumed_calls == 11  # each once
 
 
 @pytest.mark.parametrize("diverging", ["sample", "give_up"])

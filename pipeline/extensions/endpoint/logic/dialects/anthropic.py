@@ -14,6 +14,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import (
     FieldRules,
     StreamEvent,
+    forced_names,
     optional,
     tool_call,
     typed,
@@ -57,9 +58,7 @@ class AnthropicMessages:
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """See `Dialect`."""
         _REQUEST.check(body)
-        choice = typed(body, "tool_choice", dict[str, Any], {}).get("type", "auto")
-        if choice not in ("auto", "none"):  # a body may say anything, also what has no hash
-            raise DataError(f"tool_choice is {choice!r:.60}; auto and none are served")
+        choice = typed(body, "tool_choice", dict[str, Any], {"type": "auto"})
         messages = []
         if (system := body.get("system")) is not None:
             messages.append(ChatMessage(role="system", content=typed_texts(system, "system", ("text",))))
@@ -68,7 +67,8 @@ class AnthropicMessages:
         tools = [_tool(number, one) for number, one in enumerate(typed(body, "tools", list[dict[str, Any]], []))]
         return ModelRequest(
             messages=messages,
-            tools=[] if choice == "none" else tools,
+            tools=[] if choice.get("type") == "none" else tools,
+            forced_tools=_forced(choice, tools),
             model=typed(body, "model", str, "policy"),
             max_tokens=optional(body, "max_tokens", int),
             stop=typed(body, "stop_sequences", list[str], []),
@@ -155,6 +155,17 @@ def _assistant(where: str, blocks: list[dict[str, Any]]) -> ChatMessage:
                     "text, then calls of tools"
                 )
     return ChatMessage(role="assistant", content=content, thinking=thinking, tool_calls=calls)
+
+
+def _forced(choice: dict[str, Any], tools: list[dict[str, Any]]) -> list[str]:
+    match choice:
+        case {"type": "auto" | "none"}:
+            return []
+        case {"type": "any"}:
+            return forced_names(tools)
+        case {"type": "tool", "name": str(name)}:
+            return forced_names(tools, name)
+    raise DataError(f"tool_choice is {choice!r:.60}; the types auto, none, any, and tool with a name are served")
 
 
 def _tool(number: int, given: dict[str, Any]) -> dict[str, Any]:

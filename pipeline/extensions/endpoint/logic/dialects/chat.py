@@ -12,6 +12,8 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import (
     FieldRules,
     StreamEvent,
+    forced_names,
+    json_format,
     optional,
     tool_call,
     typed,
@@ -25,7 +27,7 @@ __all__ = ["OpenAiChat"]
 _REQUEST = FieldRules(
     read=frozenset({
         "messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "stop", "seed", "temperature",
-        "top_p", "stream", "stream_options", "logprobs",
+        "top_p", "stream", "stream_options", "logprobs", "response_format", "tool_choice",
     }),
     without_effect=frozenset({
         "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -39,8 +41,6 @@ _REQUEST = FieldRules(
         "modalities": (["text"],),
         "presence_penalty": (0,),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
-        "tool_choice": ("auto", "none"),
         "top_logprobs": (0,),
         "verbosity": ("medium",),
     },
@@ -64,10 +64,14 @@ class OpenAiChat:
         _REQUEST.check(body)
         options = typed(body, "stream_options", dict, {})
         stop = body.get("stop")
+        choice, given = body.get("tool_choice"), body.get("response_format")
+        tools = [] if choice == "none" else _tools(typed(body, "tools", list[dict[str, Any]], []))
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         return ModelRequest(
             messages=[_message(i, one) for i, one in enumerate(typed(body, "messages", list[dict[str, Any]], []))],
-            tools=[] if body.get("tool_choice") == "none" else _tools(typed(body, "tools", list[dict[str, Any]], [])),
+            tools=tools,
+            forced_tools=_forced(choice, tools),
+            answer_schema=None if given is None else json_format("response_format", given, "json_schema"),
             model=typed(body, "model", str, "policy"),
             n=typed(body, "n", int, 1),
             max_tokens=optional(body, limit, int),
@@ -154,6 +158,17 @@ def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
             raise DataError(f"tools[{number}] is of type {tool.get('type')!r:.60}; functions alone are served")
     return [{"type": "function", "function": {k: v for k, v in t["function"].items() if k != "strict"}} for t in given]
+
+
+def _forced(choice: Any, tools: list[dict[str, Any]]) -> list[str]:
+    match choice:
+        case None | "auto" | "none":
+            return []
+        case "required":
+            return forced_names(tools)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return forced_names(tools, name)
+    raise DataError(f"tool_choice is {choice!r:.60}; none, auto, required and the name of a function are served")
 
 
 def _head(request: ModelRequest, answer: ModelAnswer, kind: str) -> dict[str, Any]:

@@ -14,10 +14,23 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import ToolCall
 from lachesis.schemas.values import convert_plain
 
-__all__ = ["Dialect", "FieldRules", "StreamEvent", "optional", "tool_call", "typed", "typed_texts"]
+__all__ = [
+    "ANY_OBJECT",
+    "Dialect",
+    "FieldRules",
+    "StreamEvent",
+    "forced_names",
+    "json_format",
+    "optional",
+    "tool_call",
+    "typed",
+    "typed_texts",
+]
 
 T = TypeVar("T")
 _MAX_QUOTED = 60
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+"""The JSON schema of a `json_object`."""
 
 
 class StreamEvent(NamedTuple):
@@ -101,6 +114,37 @@ def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:
             raise DataError(f"{where} has a part of type {kind!r:.{_MAX_QUOTED}}; the model reads text alone")
         texts.append(text)
     return "".join(texts)
+
+
+def json_format(where: str, given: Any, inner: str | None = None) -> dict[str, Any] | None:
+    """Return the JSON schema that a format of OpenAI's demands of an answer; None for text.
+
+    `inner`: the field in which it has its schema. Raises `DataError` for any other format.
+    """
+    given = shaped(where, dict[str, Any], given)
+    match given.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return dict(ANY_OBJECT)
+        case "json_schema":
+            holder = given if inner is None else typed(given, inner, dict[str, Any], {})
+            place = where if inner is None else f"{where}.{inner}"
+            if not isinstance(schema := holder.get("schema"), dict):
+                raise DataError(f"{place}.schema is {schema!r:.{_MAX_QUOTED}}; it must be a JSON schema, an object")
+            return schema
+        case kind:
+            raise DataError(f"{where}.type is {kind!r:.{_MAX_QUOTED}}; text, json_object and json_schema are served")
+
+
+def forced_names(tools: Sequence[dict[str, Any]], name: str | None = None) -> list[str]:
+    """Return the names of the tools of which one must be called: of `name` alone, or of any.
+
+    Raises `DataError` if there are none.
+    """
+    if not tools:
+        raise DataError("tool_choice demands a call, and there are no tools")
+    return [name] if name is not None else [tool["function"]["name"] for tool in tools]
 
 
 def tool_call(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:

@@ -13,6 +13,8 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import (
     FieldRules,
     StreamEvent,
+    forced_names,
+    json_format,
     optional,
     tool_call,
     typed,
@@ -26,7 +28,7 @@ __all__ = ["OpenAiResponses"]
 _REQUEST = FieldRules(
     read=frozenset({
         "input", "instructions", "model", "tools", "max_output_tokens", "temperature", "top_p", "stream",
-        "previous_response_id",
+        "previous_response_id", "text", "tool_choice",
     }),
     without_effect=frozenset({
         "include", "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
@@ -35,12 +37,11 @@ _REQUEST = FieldRules(
     neutral={
         "background": (False,),
         "reasoning": ({},),
-        "text": ({}, {"format": {"type": "text"}}),
-        "tool_choice": ("auto", "none"),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },
 )  # fmt: skip
+_TEXT = FieldRules(read=frozenset({"format"}), neutral={"verbosity": ("medium",)})
 _TOOL = FieldRules(
     read=frozenset({"type", "name", "description", "parameters"}),
     without_effect=frozenset({"strict"}),
@@ -67,10 +68,16 @@ class OpenAiResponses:
         if instructions := typed(body, "instructions", str, ""):
             messages.insert(0, ChatMessage(role="system", content=instructions))
         tools = [_tool(number, one) for number, one in enumerate(typed(body, "tools", list[dict[str, Any]], []))]
+        choice, text = body.get("tool_choice"), typed(body, "text", dict[str, Any], {})
+        _TEXT.check(text, "text.")
+        given = text.get("format")
+        tools = [] if choice == "none" else tools
         previous = typed(body, "previous_response_id", str, "")
         return ModelRequest(
             messages=messages,
-            tools=[] if body.get("tool_choice") == "none" else tools,
+            tools=tools,
+            forced_tools=_forced(choice, tools),
+            answer_schema=None if given is None else json_format("text.format", given),
             model=typed(body, "model", str, "policy"),
             max_tokens=optional(body, "max_output_tokens", int),
             temperature=optional(body, "temperature", float),
@@ -173,6 +180,17 @@ def _tool(number: int, given: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: given[name] for name in names if given.get(name) is not None}}
 
 
+def _forced(choice: Any, tools: list[dict[str, Any]]) -> list[str]:
+    match choice:
+        case None | "auto" | "none":
+            return []
+        case "required":
+            return forced_names(tools)
+        case {"type": "function", "name": str(name)}:
+            return forced_names(tools, name)
+    raise DataError(f"tool_choice is {choice!r:.60}; none, auto, required and the name of a function are served")
+
+
 def _head(request: ModelRequest, answer: ModelAnswer, status: str) -> dict[str, Any]:
     return {
         "id": f"{_PREFIX}{answer.id}",
@@ -187,7 +205,7 @@ def _head(request: ModelRequest, answer: ModelAnswer, status: str) -> dict[str, 
         "parallel_tool_calls": True,
         "previous_response_id": None if request.follows is None else f"{_PREFIX}{request.follows}",
         "temperature": request.temperature,
-        "tool_choice": "auto",
+        "tool_choice": "required" if request.forced_tools else "auto",
         "tools": [{"strict": False, "type": "function", **tool["function"]} for tool in request.tools],
         "top_p": request.top_p,
     }
