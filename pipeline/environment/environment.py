@@ -59,6 +59,8 @@ class Environment:
     success_threshold: float = 1.0
     """A score from here on is a success, for pass rates and the curriculum."""
 
+    waits_for: str | None = None
+    """What samples wait for that is neither the model nor this code, where that holds up the run; a notice shows it."""
     doubts: Sequence[str] = ()
     """Doubts about tasks that can still be used: `env test`, `doctor`, `dev` and the start report them."""
 

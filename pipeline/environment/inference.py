@@ -9,7 +9,8 @@ turn never passes `max_context`.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -156,6 +157,15 @@ class InferenceRequests:
         )
         self._inference = inference
         self._config = config
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that a sample waits for something else than its environment's code, as it does for the model."""
+        self._report_request(1)
+        try:
+            yield
+        finally:
+            self._report_request(-1)
 
     @property
     def template(self) -> Mapping[str, Any]:
@@ -318,15 +328,13 @@ class InferenceRequests:
                     raise
                 raise InfrastructureError(str(error) or f"no answer within {timeout_s:g} s") from error
 
-        self._report_request(1)
-        try:
-            answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
-        except InfrastructureError as error:
-            away = all(isinstance(failure, ServerAwayError) for failure in failures)
-            kind = ServerAwayError if away else InfrastructureError
-            raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
-        finally:
-            self._report_request(-1)
+        with self.waiting():
+            try:
+                answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
+            except InfrastructureError as error:
+                away = all(isinstance(failure, ServerAwayError) for failure in failures)
+                kind = ServerAwayError if away else InfrastructureError
+                raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
         return answer
 
 

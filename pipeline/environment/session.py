@@ -123,6 +123,8 @@ class Session(SequenceDraft):
         self.notes: dict[str, Any] = {}
         """What is to be read of the sample in its group's metadata (`samples`): plain values of a few KiB."""
         self.failure: LachesisError | None = None
+        self.ended = anyio.Event()
+        """Set once the sample is finished with its rewards, and that is stored if its calls are."""
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -279,6 +281,7 @@ class Session(SequenceDraft):
                 self.thought_calls,
                 turn_rewards=sorted(self.turn_rewards.items()),
             )
+        self.ended.set()
 
     def restore(self, end: SessionEnd, paths: Sequence[Sequence[SessionCall]]) -> None:
         """Become what the session was when it ended, by the calls of each sequence; nothing runs again."""

@@ -119,6 +119,11 @@ class SessionCalls:
         self.diverged: str | None = None
         """The first request that differed from the recorded one, for people."""
 
+    @property
+    def name(self) -> str:
+        """The attempt's name among all of the run; it stays the same when another process goes on with it."""
+        return f"{self._group.recorder.group}/{self._name}"
+
     def digest(self, added: Sequence[Message], sampling: SamplingParams, template: Mapping[str, Any]) -> bytes:
         """Return the digest of the next request: the one before it, `added` messages, sampling and template."""
         params = msgspec.structs.replace(sampling, seed=None)

@@ -394,6 +394,13 @@ class _Producer:
                 held_up=["scorer", "trainer"],
                 stops=late is not None and late.are_all,
             )
+            waits_for = self.env.waits_for
+            self.service.set_problem(
+                f"{self.name} waits",
+                None if waits_for is None else f"environment {self.name}: {waits_for}",
+                mend="the groups of these samples hold their leases meanwhile: see what delays it",
+                held_up=["scorer", "trainer"],
+            )
             slow = HOOKS.describe()
             self.service.set_problem(
                 f"{self.name} slow code",

@@ -54,6 +54,8 @@ class AgentSession:
         """What was reported, by component; None: nothing was, which is no reward of 0."""
         self.ended = anyio.Event()
         """Set once it has a reward, or cannot go on."""
+        self.agent_ended = anyio.Event()
+        """Set once its agent has ended: it makes no more calls, and its reward may still be reported."""
         self.under_way = 0
         """Calls that are being answered."""
         self._renderer = renderer
@@ -83,6 +85,8 @@ class AgentSession:
             raise self.session.failure
         if self.ended.is_set():
             raise SessionEndedError("this session has ended")
+        if self.agent_ended.is_set():
+            raise SessionEndedError("this session's agent has ended; only its reward may still be reported")
         if len(self.tree.calls) + self.under_way + request.n > self._max_calls:
             raise SessionEndedError(f"this session has made the {self._max_calls} calls that it may (max_turns)")
         done = self._begun[digest] = anyio.Event()

@@ -5,10 +5,12 @@ recorded by the endpoint; that an agent which ends without what its sample needs
 that an outage of inference is never the agent's fault nor a reward; and that a missing reward is no reward of 0.
 """
 
+import base64
+import hmac
 import os
 import shlex
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +37,8 @@ __all__ = ["Agent"]
 
 _RECORDED = "endpoint"
 """Key of the session's state."""
+_NOTICED_S = 10.0
+"""Seconds after which a notice says that samples wait."""
 _MARGIN_S = 30.0
 """Seconds beyond an agent's time in which its sample ends, its processes included."""
 
@@ -47,10 +51,11 @@ class Agent(Environment):
     `host` and `port`, with the token in `token_file`, which is made if there is none. `task_params`: parameters of the
     tasks: of a data set (kind dataset) with `path`, or of the environment `tasks`. `reward`: "raters", or "program",
     where the agent reports it. `overdue_reward`: that of a sample whose agent has reported none within `time_limit_s`;
-    by default such a sample is left out. `trained`: "all" sequences of a sample, those of sub-agents and of histories
-    that were rewritten, too, or the "longest" alone. `max_calls`: calls of the model in one session. `output_bytes`:
-    what a program may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a
-    session waits.
+    by default such a sample is left out. `late_reward_s`: seconds after the agent's end in which its reward may still
+    be reported, by what judges it elsewhere; with `port` and `token_file` also across a kill. `trained`: "all"
+    sequences of a sample, those of sub-agents and of histories that were rewritten, too, or the "longest" alone.
+    `max_calls`: calls of the model in one session. `output_bytes`: what a program may write. `variables`: further
+    ones of its process. `hold_s`: seconds for which a request for a session waits.
 
     Raises `ConfigError` if these contradict one another.
     """
@@ -64,6 +69,7 @@ class Agent(Environment):
         task_params: dict[str, Any] | None = None,
         reward: Literal["raters", "program"] = "raters",
         overdue_reward: float | None = None,
+        late_reward_s: float = 0.0,
         trained: Trained = "all",
         time_limit_s: float = 600.0,
         max_calls: int = 200,
@@ -89,11 +95,16 @@ class Agent(Environment):
             raise ConfigError("agent: time_limit_s, max_calls, output_bytes and hold_s must be above 0")
         if overdue_reward is not None and reward != "program":
             raise ConfigError('agent: overdue_reward is for reward = "program"; raters judge what there is')
+        if late_reward_s < 0 or (late_reward_s and reward != "program"):
+            raise ConfigError('agent: late_reward_s must be 0 or more, and is for reward = "program"')
         given = task_params or {}
         self._tasks = load_environment(tasks, given) if tasks is not None else Dataset(path=path, **given)
         self._command = None if command is None else _command(command, Path(folder))
         self._reports = reward == "program"
         self._overdue_reward = overdue_reward
+        self._late_reward_s = late_reward_s
+        self._waiting: dict[AgentSession, tuple[str, float]] = {}
+        """What each session waits for that is neither its agent nor the model, and since when."""
         self._trained: Trained = trained
         self._time_limit_s = time_limit_s
         self._max_calls = max_calls
@@ -101,10 +112,17 @@ class Agent(Environment):
         self._variables = variables or {}
         self._host, self._port, self._token_file, self._hold_s = host, port, token_file, hold_s
         self._server: EndpointServer | None = None
+        self._secret: str | None = None
         self._renderer = PromptRenderer()
-        self.rollout_timeout_s = time_limit_s + _MARGIN_S
+        self.rollout_timeout_s = time_limit_s + late_reward_s + _MARGIN_S
+        self.turn_timeout_s = self.rollout_timeout_s  # its limit is time_limit_s, however quick others were
         self.success_threshold = success_threshold
-        self.doubts = self._tasks.doubts
+        self.doubts = list(self._tasks.doubts)
+        if late_reward_s and (token_file is None or not port):
+            self.doubts.append(
+                "late_reward_s is set without port and token_file: a session has another address after a kill, so a "
+                "reward that is reported then is lost, and its sample left out"
+            )
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -116,14 +134,35 @@ class Agent(Environment):
         """Return those of the tasks."""
         return self._tasks.item_keys()
 
+    @property
+    def waits_for(self) -> str | None:
+        """See `Environment`."""
+        now_s = anyio.current_time()
+        found = [(what, now_s - since_s) for what, since_s in self._waiting.values()]
+        parts = []
+        for what in dict.fromkeys(what for what, _ in found):
+            ages = [age_s for one, age_s in found if one == what]
+            if max(ages) >= _NOTICED_S:
+                parts.append(f"{len(ages)} samples wait for {what}, the first for {max(ages):.0f} s")
+        return "; ".join(parts) or None
+
+    @contextmanager
+    def _waits(self, recorded: AgentSession, what: str) -> Iterator[None]:
+        self._waiting[recorded] = what, anyio.current_time()
+        try:
+            with recorded.session.requests.waiting():
+                yield
+        finally:
+            del self._waiting[recorded]
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the endpoint. See `Environment`."""
         if self._server is not None:
             yield
             return
-        token = None if self._token_file is None else shared_token(Path(self._token_file))
-        server = EndpointServer(self._host, self._port, token=token, hold_s=self._hold_s)
+        self._secret = None if self._token_file is None else shared_token(Path(self._token_file))
+        server = EndpointServer(self._host, self._port, token=self._secret, hold_s=self._hold_s)
         try:
             async with self._tasks.running(), server.running():
                 self._server = server
@@ -140,13 +179,22 @@ class Agent(Environment):
             assert server is not None  # noqa: S101 - it runs
             recorded = AgentSession(session, self._renderer, max_calls=self._max_calls)
             session.state[_RECORDED] = recorded
-            live = LiveSession(recorded, self._shown(task), self._reports, ENVIRONMENT_REWARD)
+            live = LiveSession(
+                recorded,
+                self._shown(task),
+                self._reports,
+                ENVIRONMENT_REWARD,
+                may_be_late=self._late_reward_s > 0,
+                **self._key(session),
+            )
             with server.serving(live) as url:
                 end: ProgramEnd | None = None
                 if self._command is None:
                     await self._elsewhere(server, live)
                 else:
                     end = await self._program(self._command, url, live)
+                if session.failure is None:
+                    await self._wait_for_late_reward(recorded, end)
             if session.failure is not None:
                 return
             if end is not None:
@@ -171,6 +219,24 @@ class Agent(Environment):
         shown = {"item": task.item, "prompt": messages[-1]["content"] if messages else "", "messages": messages}
         return shown | ({"task": task.task} if self._reports else {})
 
+    def _key(self, session: Session) -> dict[str, str]:
+        """Return the session's key, if it stays the same when another process goes on with the sample."""
+        if self._secret is None or session.calls is None:
+            return {}
+        mac = hmac.digest(self._secret.encode(), session.calls.name.encode(), "sha256")
+        return {"key": base64.urlsafe_b64encode(mac).decode().rstrip("=")}
+
+    async def _wait_for_late_reward(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
+        """Wait until the reward of an agent that has ended is reported, if it may come."""
+        failed = end is not None and (end.why == "flooded" or (end.why == "exited" and end.status != 0))
+        if recorded.rewards is not None or recorded.under_way or failed or not recorded.tree.calls:
+            return
+        if self._late_reward_s:
+            recorded.agent_ended.set()
+            with self._waits(recorded, "their rewards, as late_reward_s allows"):
+                with anyio.move_on_after(self._late_reward_s):
+                    await recorded.ended.wait()
+
     async def _program(self, command: Sequence[str], url: str, live: LiveSession) -> ProgramEnd:
         environ = program_environment(os.environ, url, live.key, self._variables)
         return await run_program(
@@ -186,14 +252,22 @@ class Agent(Environment):
         """Wait until an agent has taken the session and ended it, or its time is up."""
         await server.offer(live)
         with anyio.move_on_after(self._time_limit_s) as waiting:
-            await live.taken.wait()
+            with self._waits(live.recorded, "an agent that takes them by POST /sessions"):
+                await live.taken.wait()
         if waiting.cancelled_caught:
             raise InfrastructureError(
                 f"no agent has started a session within {self._time_limit_s:g} s: is one running? It has to "
                 f"POST to {server.url}/sessions"
             )
         with anyio.move_on_after(self._time_limit_s):
-            await live.recorded.ended.wait()
+            async with anyio.create_task_group() as tasks:
+
+                async def end_with(event: anyio.Event) -> None:
+                    await event.wait()
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(end_with, live.recorded.ended)
+                tasks.start_soon(end_with, live.recorded.agent_ended)
 
     def _settle(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Raise what an agent's end means for its sample, if that does not stand."""
@@ -210,7 +284,8 @@ class Agent(Environment):
         if overdue and self._overdue_reward is not None:
             recorded.report({ENVIRONMENT_REWARD: self._overdue_reward})
             return
-        raise EnvironmentCodeError(f"the agent reported no reward; it {how}")
+        late = f" and none came within {self._late_reward_s:g} s (late_reward_s)" if self._late_reward_s else ""
+        raise EnvironmentCodeError(f"the agent reported no reward{late}; it {how}")
 
 
 def _command(command: str | list[str], folder: Path) -> list[str]:

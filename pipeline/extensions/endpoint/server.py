@@ -6,21 +6,22 @@ remembered as one.
 
     POST /v1/chat/completions  /v1/responses  /v1/messages      by the key as API key
     POST /s/KEY/v1/...         the same, by the key in the path
-    GET  /v1/models  /task     POST /reward                     in both ways, too
+    GET  /v1/models  /task     POST /reward  /end               in both ways, too
     POST /sessions             an agent that runs elsewhere takes a sample
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -53,6 +54,10 @@ _HEAD_S = 10.0
 _PING_S = 5.0
 """Seconds after which a stream that has nothing to say yet begins, and then says so again."""
 _RETRY_AFTER_S = 2
+_STORE_S = 30.0
+"""Seconds for which a late report waits until its sample is stored."""
+_MAX_SETTLED = 4096
+"""Sessions whose reports are remembered after their end, for those that are repeated."""
 _CONTEXT_CODE = "context_length_exceeded"
 """By which clients of OpenAI recognize a conversation that they should shorten."""
 
@@ -82,9 +87,20 @@ class LiveSession:
     task: Mapping[str, Any]
     takes_rewards: bool
     reward_name: str
+    may_be_late: bool = False
+    """Whether its reward may be reported after the agent's end."""
+    reported: bytes | None = None
+    """Digest of the report that it got."""
     key: str = field(default_factory=partial(secrets.token_urlsafe, 24))
     taken: anyio.Event = field(default_factory=anyio.Event)
     """Set once an agent that runs elsewhere has taken it."""
+
+
+class _SessionReport(NamedTuple):
+    """A session that has ended: the digest of its report, and what is set once its sample is stored."""
+
+    digest: bytes
+    stored: anyio.Event
 
 
 class EndpointServer:
@@ -100,6 +116,7 @@ class EndpointServer:
         self._token = token
         self._hold_s = hold_s
         self._live: dict[str, LiveSession] = {}
+        self._settled: OrderedDict[str, _SessionReport] = OrderedDict()
         self._open: deque[LiveSession] = deque()
         self._opened = anyio.Condition()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -128,6 +145,10 @@ class EndpointServer:
             yield f"{self.url}/s/{live.key}"
         finally:
             del self._live[live.key]
+            if live.reported is not None:
+                self._settled[live.key] = _SessionReport(live.reported, live.recorded.session.ended)
+                if len(self._settled) > _MAX_SETTLED:
+                    self._settled.popitem(last=False)
             live.recorded.ended.set()
             if live in self._open:
                 self._open.remove(live)
@@ -149,6 +170,7 @@ class EndpointServer:
                 ("/v1/models", "GET", self._models),
                 ("/task", "GET", self._task),
                 ("/reward", "POST", self._reward),
+                ("/end", "POST", self._end),
             ):
                 routes.append(Route(prefix + path, self._answering(handle, openai_error), methods=[method]))
         hosts = () if self._host in LOOPBACK else None
@@ -173,10 +195,9 @@ class EndpointServer:
 
     def _session(self, request: Request) -> LiveSession:
         """Return the session whose key a request has. Raises `AccessError`."""
-        key = request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
-        live = self._live.get(key)
+        live = self._live.get(_key(request))
         if live is None:
-            raise AccessError("no session has this key: it may have ended")
+            raise AccessError("no session has this key: it may have ended, or not be taken up yet after a restart")
         return live
 
     async def _answer(self, dialect: Dialect, request: Request) -> Any:
@@ -210,13 +231,30 @@ class EndpointServer:
         return self._session(request).task
 
     async def _reward(self, request: Request) -> Any:
-        live = self._session(request)
         given = await body_of(request, _Reward)
+        digest = hashlib.blake2b(msgspec.msgpack.encode(given, order="deterministic")).digest()
+        settled = self._settled.get(_key(request))
+        if settled is not None:
+            if settled.digest != digest:
+                raise SessionEndedError("this session has another reward already")
+            return await _stored(settled.stored)
+        live = self._session(request)
         if not live.takes_rewards:
             raise DataError('this sample is judged by raters; reward = "program" in its environment takes this one')
         rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
         live.recorded.report(rewards, given.turns)
+        live.reported = digest
+        if live.recorded.agent_ended.is_set():  # no agent reports it again after a kill, so it must be stored first
+            return await _stored(live.recorded.session.ended)
         return {"recorded": True}
+
+    async def _end(self, request: Request) -> Any:
+        """Take the end of an agent that runs elsewhere, where its reward comes later."""
+        live = self._session(request)
+        if not live.may_be_late:
+            raise DataError("this environment waits for no late reward: set late_reward_s, or POST /reward")
+        live.recorded.agent_ended.set()
+        return {"ended": True}
 
     async def _start(self, request: Request) -> Any:
         """Hand out a sample. It waits until there is one: they are there once the run wants more."""
@@ -306,6 +344,19 @@ def _status(error: LachesisError) -> tuple[int, str | None]:
             return 400, None
         case _:
             return 503, None
+
+
+async def _stored(stored: anyio.Event) -> dict[str, Any]:
+    """Return the answer to a report once its sample is stored. Raises `InfrastructureError`."""
+    with anyio.move_on_after(_STORE_S):
+        await stored.wait()
+    if not stored.is_set():
+        raise InfrastructureError("this reward is not stored yet; report it again")
+    return {"recorded": True}
+
+
+def _key(request: Request) -> str:
+    return request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
 
 
 def _bearer(request: Request) -> str:

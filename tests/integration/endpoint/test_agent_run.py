@@ -1,14 +1,19 @@
-"""A stranger's agent, with tools, a sub-agent and a compaction, trained by `lachesis up` across a kill."""
+"""A stranger's agent, with tools, a sub-agent and a compaction, trained by `lachesis up` across a kill.
+
+Its rewards come late, from a judge elsewhere, and the environment is killed while it waits for one.
+"""
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import anyio
+import httpx
 import numpy as np
 import pytest
 from integration.audit import audit
@@ -33,10 +38,13 @@ longest_tokens = 2048
 max_new_tokens = 12
 concurrency = 2
 [environments.words.params]
-command = ["{python}", "agent.py", "--reward", "--team"]
+command = ["{python}", "agent.py", "--reward", "--team", "--later", "{folder}"]
 folder = "."
 path = "tasks.jsonl"
 reward = "program"
+late_reward_s = 300.0
+port = {port}
+token_file = "sessions.token"
 [batching]
 batch_size = 8
 [evaluate]
@@ -56,7 +64,11 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
     shutil.copy(AGENT, tmp_path / "agent.py")
     tasks = [{"prompt": f"Say {letter}", "answer": letter} for letter in "abcdefgh"]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    (tmp_path / "run.toml").write_text(CONFIG.format(python=sys.executable))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    (tmp_path / "run.toml").write_text(CONFIG.format(python=sys.executable, folder=letters, port=port))
     run, killed = tmp_path / "runs" / "agents", False
     with (tmp_path / "up.log").open("ab") as sink:
         command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
@@ -66,9 +78,13 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
         while up.poll() is None:  # the test's own limit ends it
             time.sleep(0.2)
             metrics = run / "metrics.jsonl"
-            if not killed and metrics.exists() and '"train/step":1' in metrics.read_text():
+            waiting = sorted(letters.glob("*.json"))
+            if not killed and waiting and metrics.exists() and '"train/step":1' in metrics.read_text():
                 os.kill(int(json.loads((run / "pids.json").read_text())["environment-words"]), 9)
                 killed = True
+            for letter in waiting:
+                if report_late(*json.loads(letter.read_text())):
+                    letter.unlink()
     finally:
         up.terminate()
         up.wait()
@@ -78,6 +94,14 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["train/sequences"] for line in lines if "train/step" in line] == [8 * SEQUENCES] * 3
     anyio.run(check_streams, run)
+
+
+def report_late(url: str, report: object) -> bool:
+    """Return whether a judge's report is stored. It is sent again while the environment is away."""
+    try:
+        return httpx.post(url, json=report, timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 async def check_streams(run: Path) -> None:

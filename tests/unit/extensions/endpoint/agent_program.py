@@ -1,6 +1,7 @@
 """An agent as a stranger writes one: a loop with two tools, over plain HTTP. It imports nothing of this project.
 
-With `--team` it tries its last step twice, has a sub-agent, and goes on from a summary of its conversation.
+With `--team` it tries its last step twice, has a sub-agent, and goes on from a summary of its conversation. With
+`--later FOLDER` its reward is left there, with the address of its session, for a judge elsewhere.
 """
 
 import json
@@ -57,7 +58,14 @@ def main() -> None:
     print("the agent said", message["content"])
     if "--reward" in sys.argv:
         right = task["task"]["answer"] in (message["content"] or "")
-        post(os.environ["LACHESIS_SESSION_URL"] + "/reward", {"rewards": {"right": float(right)}})
+        url, report = os.environ["LACHESIS_SESSION_URL"] + "/reward", {"rewards": {"right": float(right)}}
+        if "--later" not in sys.argv:
+            post(url, report)
+            return
+        letter = Path(sys.argv[sys.argv.index("--later") + 1], f"{url.split('/')[-2]}.json")
+        partial = letter.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps([url, report]))
+        partial.rename(letter)
 
 
 main()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
+from unit.extensions.endpoint.test_resumption import LogOfGroup
 
+from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
+from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError
+from lachesis.pipeline.extensions.endpoint import environment
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference
@@ -238,10 +243,157 @@ async def test_single_answers_have_rewards_by_their_ids_and_come_in_the_order_of
     assert made.sequences.rewards == {"environment": [0.5, 0.5]}
 
 
+LATER = "import os; open({path!r}, 'a').write(os.environ['LACHESIS_SESSION_URL'] + '\\n')\n"
+
+
+async def sessions_in(path: Path, count: int) -> list[str]:
+    """Return the addresses of so many sessions, once their agents have written them."""
+    with anyio.fail_after(60):
+        while len(found := path.read_text().split() if path.exists() else []) < count:  # noqa: ASYNC110, ASYNC240
+            await anyio.sleep(0.01)
+    return found
+
+
+async def report(client: httpx.AsyncClient, url: str, reward: float) -> int:
+    return (await client.post(f"{url}/reward", json={"reward": reward}, timeout=60)).status_code
+
+
+async def test_a_reward_may_come_after_the_agents_end_and_is_stored_before_it_is_answered(
+    tasks: str, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    command = script(tmp_path, CALL + LATER.format(path=str(seen)))
+    env = agent(tasks, command, reward="program", late_reward_s=60.0)
+    assert any("late_reward_s" in doubt for doubt in env.doubts)
+    drafts: list[Any] = []
+
+    async def judge() -> None:
+        urls = await sessions_in(seen, 2)
+        async with httpx.AsyncClient() as client:
+            for number, url in enumerate(urls):
+                session = env._server._live[url.rpartition("/")[2]].recorded
+                await session.agent_ended.wait()
+                refused = await client.post(f"{url}/v1/chat/completions", json={"messages": [], "model": "m"})
+                assert refused.status_code in {400, 409}
+                assert [await report(client, url, value) for value in (number, number, 9)] == [200, 200, 409]
+                assert session.session.ended.is_set()
+
+    async def collect_one() -> None:
+        drafts.append(await collect_group(env, env.task(0), FakeInference(calculate), 2, SAMPLING))
+
+    async with env.running(), anyio.create_task_group() as group:
+        group.start_soon(judge)
+        group.start_soon(collect_one)
+    assert sorted(rewards["environment"] for rewards in drafts[0].rewards) == [0.0, 1.0]  # 0 is a reward
+
+
+async def test_a_late_reward_that_does_not_come_is_named_and_the_wait_is_noticed(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_NOTICED_S", 0.0)
+    env = agent(tasks, script(tmp_path, CALL), reward="program", late_reward_s=1.0)
+    noticed: set[str | None] = set()
+
+    async def watch() -> None:
+        while True:
+            noticed.add(env.waits_for and env.waits_for[:32])
+            await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        with pytest.raises(
+            EnvironmentCodeError, match=r"none came within 1 s \(late_reward_s\); it exited with status 0"
+        ):
+            await collect(env)
+        group.cancel_scope.cancel()
+    assert "2 samples wait for their rewards" in noticed
+    assert env.waits_for is None
+
+
+async def test_a_successor_takes_the_late_reward_of_a_session_by_its_key_and_address(
+    tasks: str, tmp_path: Path
+) -> None:
+    """The first process is killed while it waits; the agent starts again, and its one call is not sampled again."""
+    seen, log = tmp_path / "seen", LogOfGroup()
+    command = script(tmp_path, CALL + LATER.format(path=str(seen)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = 0
+
+    def counted(prompt: str, call: int) -> str:
+        nonlocal made
+        made += 1
+        return calculate(prompt, call)
+
+    def life() -> Any:
+        params = {"reward": "program", "late_reward_s": 60.0, "port": port, "token_file": str(tmp_path / "token")}
+        env = agent(tasks, command, **params)
+        assert env.doubts == []
+        calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+        return env, collect_group(env, env.task(0), FakeInference(counted), 1, SAMPLING, calls=calls)
+
+    env, collecting = life()
+    async with anyio.create_task_group() as group, env.running():
+        group.start_soon(lambda: collecting)
+        (url,) = await sessions_in(seen, 1)
+        await env._server._live[url.rpartition("/")[2]].recorded.agent_ended.wait()
+        group.cancel_scope.cancel()
+    env, collecting = life()
+    drafts: list[Any] = []
+
+    async def collect_one() -> None:
+        drafts.append(await collecting)
+
+    async with env.running(), httpx.AsyncClient() as client, anyio.create_task_group() as group:
+        group.start_soon(collect_one)
+        assert len(set(await sessions_in(seen, 2))) == 1
+        assert await report(client, url, 0.25) == 200
+    assert drafts[0].rewards == [{"environment": 0.25}]
+    assert log.known.session("0.0").end.rewards == {"environment": 0.25}  # type: ignore[union-attr]
+    assert made == 3  # of two lives
+
+
+async def test_an_agent_elsewhere_says_that_it_has_ended_and_its_reward_comes_later(tasks: str, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), late_reward_s=60.0)
+    drafts: list[Any] = []
+
+    async def work() -> None:
+        bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+        async with httpx.AsyncClient(timeout=60) as client:
+            started = (await client.post(f"{env._server.url}/sessions", headers=bearer)).json()
+            ask = {"model": "policy", "messages": started["task"]["messages"]}
+            for status in (200, 409):
+                answer = await client.post(f"{started['openai_base_url']}/chat/completions", json=ask)
+                assert answer.status_code == status
+                assert (await client.post(f"{started['url']}/end")).status_code == 200
+            assert await report(client, started["url"], 1.0) == 200
+
+    async def collect_one() -> None:
+        drafts.append(await collect_group(env, env.task(0), FakeInference(lambda *_: "seven"), 1, SAMPLING))
+
+    async with env.running(), anyio.create_task_group() as group:
+        group.start_soon(work)
+        group.start_soon(collect_one)
+    assert drafts[0].rewards == [{"environment": 1.0}]
+
+
+def test_how_long_an_agent_works_is_bounded_by_its_own_limit_alone(tasks: str) -> None:
+    """Else a group would be ended as hanging after a multiple of what quicker agents took."""
+    env = agent(tasks, ["x"], time_limit_s=600.0, reward="program", late_reward_s=300.0)
+    times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
+    for number in range(50):
+        times.begin(number, 10.0 * number)
+        times.end(number, 10.0 * number + 1, answered=True)
+    times.begin("slow", 1000.0)
+    assert times.hanging(1000.0 + 900.0) == []
+
+
 @pytest.mark.parametrize(
     ("params", "named"),
     [
         ({"command": ["x"]}, "either path"),
+        ({"tasks": "spell_backward", "command": ["x"], "late_reward_s": 5.0}, "late_reward_s"),
         ({"tasks": "spell_backward"}, "token_file"),
         ({"tasks": "spell_backward", "command": []}, "empty"),
         ({"tasks": "spell_backward", "command": ["x"], "host": "0.0.0.0"}, "host"),  # noqa: S104
