@@ -59,8 +59,6 @@ class Environment:
     success_threshold: float = 1.0
     """A score from here on is a success, for pass rates and the curriculum."""
 
-    waits_for: str | None = None
-    """What samples wait for that is neither the model nor this code, where that holds up the run; a notice shows it."""
     doubts: Sequence[str] = ()
     """Doubts about tasks that can still be used: `env test`, `doctor`, `dev` and the start report them."""
 
@@ -134,6 +132,11 @@ class Environment:
                 )
             (value,) = value.values()
         return None if value is None else finite_number(value)
+
+    @property
+    def waits_for(self) -> str | None:
+        """What samples wait for beside the model and this code, if that holds up the run; for a notice."""
+        return None
 
     @property
     def tools(self) -> dict[str, Callable[..., Any]]:

@@ -10,7 +10,14 @@ EXTENSION = Extension(
     environments={
         "agent": EnvironmentKind(
             place="lachesis.pipeline.extensions.endpoint.environment:Agent",
-            param_paths={"path": "file", "tasks": "code", "folder": "file", "token_file": "file"},
+            param_paths={
+                "path": "file",
+                "tasks": "code",
+                "folder": "file",
+                "token_file": "file",
+                "function": "code",
+                "python": "program",
+            },
         ),
     },
 )

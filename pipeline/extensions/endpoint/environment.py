@@ -8,7 +8,9 @@ that an outage of inference is never the agent's fault nor a reward; and that a 
 import base64
 import hmac
 import os
+import secrets
 import shlex
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ _RECORDED = "endpoint"
 """Key of the session's state."""
 _NOTICED_S = 10.0
 """Seconds after which a notice says that samples wait."""
+_FUNCTION_PROGRAM = Path(__file__).with_name("function_program.py")
 _MARGIN_S = 30.0
 """Seconds beyond an agent's time in which its sample ends, its processes included."""
 
@@ -46,16 +49,19 @@ _MARGIN_S = 30.0
 class Agent(Environment):
     """Tasks of a file (`path`) or of another environment (`tasks`), on which an agent works.
 
-    `command`: the program of one sample, with its arguments; those that name a file in `folder` are made absolute, for
-    each sample runs in a new folder. Without a command, agents that run elsewhere take samples by POST /sessions at
-    `host` and `port`, with the token in `token_file`, which is made if there is none. `task_params`: parameters of the
-    tasks: of a data set (kind dataset) with `path`, or of the environment `tasks`. `reward`: "raters", or "program",
-    where the agent reports it. `overdue_reward`: that of a sample whose agent has reported none within `time_limit_s`;
-    by default such a sample is left out. `late_reward_s`: seconds after the agent's end in which its reward may still
-    be reported, by what judges it elsewhere; with `port` and `token_file` also across a kill. `trained`: "all"
-    sequences of a sample, those of sub-agents and of histories that were rewritten, too, or the "longest" alone.
-    `max_calls`: calls of the model in one session. `output_bytes`: what a program may write. `variables`: further
-    ones of its process. `hold_s`: seconds for which a request for a session waits.
+    `command`: the program of one sample, with its arguments; those that name a file in `folder` are made absolute,
+    for each sample runs in a new folder. `function`: a function of Python instead, `module:name` or
+    `path/to/file.py:name`, which is called with the task in a process of its own, of the interpreter `python`; what
+    it returns is the reward. Without both, agents that run elsewhere take samples by POST /sessions at `host` and
+    `port`, with the token in `token_file`, which is made if there is none. `task_params`: parameters of the tasks: of
+    a data set (kind dataset) with `path`, or of the environment `tasks`. `reward`: "raters" (the default of a
+    command), or "program" (that of a function), where the agent reports it. `overdue_reward`: that of a sample whose
+    agent has reported none within `time_limit_s`; by default such a sample is left out. `late_reward_s`: seconds
+    after the agent's end in which its reward may still be reported, by what judges it elsewhere; with `port` and
+    `token_file` also across a kill. `trained`: "all" sequences of a sample, those of sub-agents and of histories that
+    were rewritten, too, or the "longest" alone. `max_calls`: calls of the model in one session. `output_bytes`: what
+    a program may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session
+    waits.
 
     Raises `ConfigError` if these contradict one another.
     """
@@ -64,10 +70,12 @@ class Agent(Environment):
         self,
         *,
         command: str | list[str] | None = None,
+        function: str | None = None,
+        python: str | None = None,
         path: str | list[str] | None = None,
         tasks: str | None = None,
         task_params: dict[str, Any] | None = None,
-        reward: Literal["raters", "program"] = "raters",
+        reward: Literal["raters", "program"] | None = None,
         overdue_reward: float | None = None,
         late_reward_s: float = 0.0,
         trained: Trained = "all",
@@ -84,10 +92,18 @@ class Agent(Environment):
     ) -> None:
         if (path is None) == (tasks is None):
             raise ConfigError("agent: give either path, a file of tasks, or tasks, another environment")
+        if command is not None and function is not None:
+            raise ConfigError("agent: give either command, a program, or function, a function of Python")
+        if python is not None and function is None:
+            raise ConfigError("agent: python is the interpreter of function; name that of a command in it")
+        if function is not None:
+            command = _function_command(function, Path(folder), python or sys.executable)
+        if reward is None:
+            reward = "raters" if function is None else "program"
         if command is None and token_file is None:
             raise ConfigError(
-                "agent: give command, the program of a sample, or token_file, with whose token agents that run "
-                "elsewhere start their sessions"
+                "agent: give command, the program of a sample, function, a function of Python, or token_file, with "
+                "whose token agents that run elsewhere start their sessions"
             )
         if command is not None and host not in LOOPBACK:
             raise ConfigError(f"agent: host is {host!r}; programs run on this machine, so leave it out")
@@ -185,7 +201,7 @@ class Agent(Environment):
                 self._reports,
                 ENVIRONMENT_REWARD,
                 may_be_late=self._late_reward_s > 0,
-                **self._key(session),
+                key=self._key(session),
             )
             with server.serving(live) as url:
                 end: ProgramEnd | None = None
@@ -219,12 +235,12 @@ class Agent(Environment):
         shown = {"item": task.item, "prompt": messages[-1]["content"] if messages else "", "messages": messages}
         return shown | ({"task": task.task} if self._reports else {})
 
-    def _key(self, session: Session) -> dict[str, str]:
-        """Return the session's key, if it stays the same when another process goes on with the sample."""
+    def _key(self, session: Session) -> str:
+        """Return the session's key; it stays the same where another process can go on with the sample."""
         if self._secret is None or session.calls is None:
-            return {}
+            return secrets.token_urlsafe(24)
         mac = hmac.digest(self._secret.encode(), session.calls.name.encode(), "sha256")
-        return {"key": base64.urlsafe_b64encode(mac).decode().rstrip("=")}
+        return base64.urlsafe_b64encode(mac).decode().rstrip("=")
 
     async def _wait_for_late_reward(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Wait until the reward of an agent that has ended is reported, if it may come."""
@@ -286,6 +302,19 @@ class Agent(Environment):
             return
         late = f" and none came within {self._late_reward_s:g} s (late_reward_s)" if self._late_reward_s else ""
         raise EnvironmentCodeError(f"the agent reported no reward{late}; it {how}")
+
+
+def _function_command(place: str, folder: Path, python: str) -> list[str]:
+    """Return the command that calls a function. Raises `ConfigError` for a place that cannot be one."""
+    source, _, name = place.rpartition(":")
+    if not source or not name.isidentifier():
+        raise ConfigError(f"agent: function is {place!r:.120}; write module:name or path/to/file.py:name")
+    if source.endswith(".py"):
+        path = (folder / source).absolute()
+        if not path.is_file():
+            raise ConfigError(f"agent: function is {place!r:.120}, and there is no file {path}")
+        place = f"{path}:{name}"
+    return [python, str(_FUNCTION_PROGRAM), str(folder.absolute()), place]
 
 
 def _command(command: str | list[str], folder: Path) -> list[str]:

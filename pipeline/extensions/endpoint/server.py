@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import socket
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -87,11 +86,12 @@ class LiveSession:
     task: Mapping[str, Any]
     takes_rewards: bool
     reward_name: str
+    key: str
+    """What agents reach it by."""
     may_be_late: bool = False
     """Whether its reward may be reported after the agent's end."""
     reported: bytes | None = None
     """Digest of the report that it got."""
-    key: str = field(default_factory=partial(secrets.token_urlsafe, 24))
     taken: anyio.Event = field(default_factory=anyio.Event)
     """Set once an agent that runs elsewhere has taken it."""
 

@@ -742,6 +742,16 @@ async def test_a_plain_reward_that_holds_the_event_loop_is_a_problem_by_name(lab
     assert "Echo.reward takes up to" in service.vitals.problems["echo slow code"]
 
 
+async def test_what_samples_wait_for_elsewhere_is_a_notice_while_they_do(lab, env, inference, monkeypatch):
+    monkeypatch.setattr(stage_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(type(env), "waits_for", "2 samples wait for their rewards")
+    async with Governor(lab).serving(), lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true("echo waits" in service.vitals.problems))
+        assert service.vitals.problems["echo waits"] == "environment echo: 2 samples wait for their rewards"
+        monkeypatch.setattr(type(env), "waits_for", None)
+        await lab.until(lambda: _true("echo waits" not in service.vitals.problems))
+
+
 async def test_a_group_that_an_environment_makes_by_itself_has_an_end(monkeypatch):
     class Hangs(GroupEnvironment):
         rollout_timeout_s = 0.05

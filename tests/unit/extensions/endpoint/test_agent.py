@@ -243,6 +243,71 @@ async def test_single_answers_have_rewards_by_their_ids_and_come_in_the_order_of
     assert made.sequences.rewards == {"environment": [0.5, 0.5]}
 
 
+FUNCTIONS = """
+import json, os, urllib.request
+def said(task):
+    body = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+def number(task):
+    return said(task) == task["task"]["answer"]
+async def by_name(task):
+    import server  # beside this file, and not that of the endpoint
+    return {"right": float(said(task) == task["task"]["answer"]), "style": None, "server": server.NUMBER}
+def nothing(task):
+    said(task)
+def one(task):
+    said(task)
+    return 1
+def text(task):
+    return said(task)
+def broken(task):
+    print("so far")
+    raise KeyError("colour")
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    (tmp_path / "server.py").write_text("NUMBER = 0.5")
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["functions.py", "functions"])
+async def test_a_function_is_an_agent_and_what_it_returns_is_the_reward(
+    tasks: str, functions: str, source: str
+) -> None:
+    def reply(prompt: str, call: int) -> str:
+        return "7" if call else "8"
+
+    draft = await collect(agent(tasks, function=f"{source}:number", folder=functions), reply)
+    assert sorted(rewards["environment"] for rewards in draft.rewards) == [0.0, 1.0]
+    draft = await collect(agent(tasks, function=f"{source}:by_name", folder=functions), lambda *_: "7")
+    assert draft.rewards == [{"right": 1.0, "style": None, "server": 0.5}] * 2
+    draft = await collect(agent(tasks, function=f"{source}:nothing", folder=functions, reward="raters"))
+    assert draft.rewards == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "named"),
+    [
+        ("nothing", {}, "reported no reward; it exited with status 0"),
+        ("text", {}, "returned 'seven': a reward is a finite number"),
+        ("broken", {}, "status 1(.|\\n)*so far(.|\\n)*functions.py(.|\\n)*KeyError: 'colour'"),
+        ("missing", {}, "has no function 'missing'"),
+        ("one", {"reward": "raters"}, "the reward is refused(.|\\n)*judged by raters"),
+    ],
+)
+async def test_a_function_that_goes_wrong_costs_its_sample_and_is_named(
+    tasks: str, functions: str, name: str, more: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(EnvironmentCodeError, match=named):
+        await collect(agent(tasks, function=f"functions.py:{name}", folder=functions, **more), lambda *_: "seven")
+
+
 LATER = "import os; open({path!r}, 'a').write(os.environ['LACHESIS_SESSION_URL'] + '\\n')\n"
 
 
@@ -393,6 +458,10 @@ def test_how_long_an_agent_works_is_bounded_by_its_own_limit_alone(tasks: str) -
     ("params", "named"),
     [
         ({"command": ["x"]}, "either path"),
+        ({"tasks": "spell_backward", "command": ["x"], "function": "a:b"}, "either command"),
+        ({"tasks": "spell_backward", "command": ["x"], "python": "python3"}, "python is"),
+        ({"tasks": "spell_backward", "function": "a.b"}, "module:name"),
+        ({"tasks": "spell_backward", "function": "none.py:b"}, "no file .*none.py"),
         ({"tasks": "spell_backward", "command": ["x"], "late_reward_s": 5.0}, "late_reward_s"),
         ({"tasks": "spell_backward"}, "token_file"),
         ({"tasks": "spell_backward", "command": []}, "empty"),
