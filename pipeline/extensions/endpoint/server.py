@@ -231,19 +231,18 @@ class EndpointServer:
         return self._session(request).task
 
     async def _reward(self, request: Request) -> Any:
-        given = await body_of(request, _Reward)
-        digest = hashlib.blake2b(msgspec.msgpack.encode(given, order="deterministic")).digest()
         settled = self._settled.get(_key(request))
         if settled is not None:
-            if settled.digest != digest:
+            if settled.digest != _digest(await body_of(request, _Reward)):
                 raise SessionEndedError("this session has another reward already")
             return await _stored(settled.stored)
         live = self._session(request)
+        given = await body_of(request, _Reward)
         if not live.takes_rewards:
             raise DataError('this sample is judged by raters; reward = "program" in its environment takes this one')
         rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
         live.recorded.report(rewards, given.turns)
-        live.reported = digest
+        live.reported = _digest(given)
         if live.recorded.agent_ended.is_set():  # no agent reports it again after a kill, so it must be stored first
             return await _stored(live.recorded.session.ended)
         return {"recorded": True}
@@ -353,6 +352,10 @@ async def _stored(stored: anyio.Event) -> dict[str, Any]:
     if not stored.is_set():
         raise InfrastructureError("this reward is not stored yet; report it again")
     return {"recorded": True}
+
+
+def _digest(report: _Reward) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(report, order="deterministic")).digest()
 
 
 def _key(request: Request) -> str:

@@ -73,6 +73,7 @@ ENDPOINT = [
     ("POST", "/sessions"),
     *((method, prefix + path) for prefix in ("", "/s/{key}") for method, path in (
         *(("POST", path) for path in DIALECTS), ("GET", "/v1/models"), ("GET", "/task"), ("POST", "/reward"),
+        ("POST", "/end"),
     )),
 ]  # fmt: skip
 
