@@ -64,8 +64,15 @@ class FakeInference:
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
-        """Return the replies, each cut at `max_tokens` and otherwise closed by `<end>`."""
+        """Return the replies, each cut at `max_tokens` and otherwise closed by `<end>`.
+
+        Raises `DataError` if they must match something.
+        """
         sampling = sampling or SamplingParams()
+        if sampling.structured_outputs is not None:
+            raise DataError(
+                "structured_outputs (response_format, or a forced tool_choice): replies are not constrained"
+            )
         self.requests.append((list(prompt_ids), n, sampling))
         await anyio.lowlevel.checkpoint()
         return [self._generation(self.show(prompt_ids), sampling.max_tokens) for _ in range(n)]

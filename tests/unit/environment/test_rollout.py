@@ -536,8 +536,9 @@ async def test_an_aborted_sample_whose_text_must_match_something_begins_again() 
 
     class AbortedOnce(Aborting):
         async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> Any:
+            assert sampling is not None
             self.per_request = 99 if self.requests else 2
-            return await super().generate(prompt_ids, n, sampling)
+            return await super().generate(prompt_ids, n, msgspec.structs.replace(sampling, structured_outputs=None))
 
     inference = AbortedOnce("abcde")
     requests = InferenceRequests(inference, CollectConfig())
