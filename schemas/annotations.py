@@ -19,6 +19,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.promotion import PROMOTED_SINCE
+from lachesis.schemas.sequences import check_turn_parents
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.schemas.values import Count, Finite, Seq
 
@@ -157,8 +158,9 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
     success. `excluded` are the samples that the environment keeps from being trained on. `turn_rewards` are those of
-    the rollout ([]: it has none). `signals` and `failures` (by rater why the first of its missing ratings is missing)
-    are for the health checks and for people, who look at the live revision alone: elsewhere there are none.
+    the rollout ([]: it has none), `turn_parents` the turns that they continue ([]: the ones before). `signals` and
+    `failures` (by rater why the first of its missing ratings is missing) are for the health checks and for people, who
+    look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -172,6 +174,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     shaping: GroupShaping | None = None
     excluded: list[Count] = []
     turn_rewards: list[list[Finite]] = []
+    turn_parents: list[list[int]] = []
     stamps: list[Stamp] = []
 
 
@@ -267,6 +270,8 @@ def check_scores(groups: list[GroupScore]) -> None:
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
         if item.turn_rewards and len(item.turn_rewards) != n:
             raise SchemaError(f"group {item.group}: turn_rewards of {len(item.turn_rewards)} samples, where it has {n}")
+        if item.turn_parents:
+            check_turn_parents(item.turn_parents, item.turn_rewards)
         if item.signals is not None:
             _check_signals(item.group, item.signals, n)
         if item.shaping is not None:

@@ -7,6 +7,7 @@ All lie on `subjects.call` in the order in which they happened, between the `Gro
 the records of a group that another life has left behind from the governor (`TakeUpRequest`), and goes on.
 """
 
+import re
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -24,6 +25,7 @@ from lachesis.schemas.values import Count, Finite
 
 __all__ = [
     "CALL_HEADER",
+    "MAX_FORK_CHARS",
     "CallKey",
     "GroupEnd",
     "GroupStart",
@@ -45,6 +47,8 @@ _KINDS: Final = frozenset(RecordKind.__args__)  # type: ignore[attr-defined]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _MAX_HEADER_CHARS: Final = 512
 _DIGEST_BYTES: Final = (8, 64)
+MAX_FORK_CHARS: Final = 128
+_FORK: Final = re.compile(r"([0-9]+(\.[0-9]+)*)?")
 
 
 class CallKey(NamedTuple):
@@ -127,7 +131,9 @@ class SessionCall(_Record, frozen=True, kw_only=True):
     the same session, its sampled tokens, and then `prompt` int32 [P]; `parent` None: `prompt` is all of it. `tokens`
     int32 [T] and `logprobs` float32 [T], the stop token included. `versions`: (position in `tokens`, policy version)
     from there on, the first at 0. `digest` is that of the request: the same request of the same place gets this answer
-    again. `seconds` is how long the answer took to generate. `columns` hold further rows, of the tokens whose rows the
+    again. `fork` names the branch of the conversation that it belongs to by the numbers of the forks that lead there,
+    "0.2" for the third fork of the first one, say; "": the conversation itself. `seconds` is how long the answer took
+    to generate. `columns` hold further rows, of the tokens whose rows the
     parent's lack: routed_experts int16 [rows, W]; sampling_mask int32 [T, W], padded with -1.
     `is_constrained`: the text had to match something, so the logprobs are those of what was allowed, and the answer is
     not trained on.
@@ -143,6 +149,7 @@ class SessionCall(_Record, frozen=True, kw_only=True):
     versions: list[tuple[Count, str]]
     finish_reason: Literal["stop", "length"]
     text: str
+    fork: str = ""
     seconds: Seconds = 0.0
     columns: dict[str, Column] = {}
     is_constrained: bool = False
@@ -157,6 +164,7 @@ class SessionCall(_Record, frozen=True, kw_only=True):
         _check_session(self.session)
         if self.parent is not None and self.parent >= self.index:
             raise SchemaError(f"parent: call {self.parent} does not come before call {self.index}")
+        _check_fork(self.fork)
         if not _DIGEST_BYTES[0] <= len(self.digest) <= _DIGEST_BYTES[1]:
             raise SchemaError(
                 f"digest: {len(self.digest)} bytes; {_DIGEST_BYTES[0]} to {_DIGEST_BYTES[1]} name a request"
@@ -177,17 +185,20 @@ class SessionCall(_Record, frozen=True, kw_only=True):
 class ToolResults(_Record, frozen=True, kw_only=True):
     """What the tools answered that the call `index` of a session has called, in the order of the calls.
 
-    None: of a tool that may run again.
+    None: of a tool that may run again. `fork`: the branch in which they ran, as in `SessionCall`; branches that begin
+    at this call each run its tools.
     """
 
     session: str
     index: Count
     results: list[str | None]
+    fork: str = ""
     seconds: Seconds = 0.0
 
     def check(self) -> None:
         super().check()
         _check_session(self.session)
+        _check_fork(self.fork)
 
 
 class SessionEnd(_Record, frozen=True, kw_only=True):
@@ -263,3 +274,8 @@ class TakeUpReply(Event, frozen=True, kw_only=True):
 def _check_session(session: str) -> None:
     if not is_word(session):
         raise SchemaError(f"session: {session[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
+
+
+def _check_fork(fork: str) -> None:
+    if len(fork) > MAX_FORK_CHARS or not _FORK.fullmatch(fork):
+        raise SchemaError(f"fork: {fork[:60]!r} is not at most {MAX_FORK_CHARS} digits with dots between them")

@@ -28,6 +28,7 @@ __all__ = [
     "Sequences",
     "TokenSequence",
     "VersionSpan",
+    "check_turn_parents",
 ]
 
 UNTRAINABLE_SINCE: Final = 2
@@ -89,7 +90,9 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     first. `sample_index` [n]: which sample a sequence belongs to (None: one sequence a sample). `rewards`: components
     the environment itself scored, per sample; None where it could not. `turn_rewards`: per sample the reward of each
     turn, in the order of time. Turns are the runs of tokens under the loss mask, in the order of the sample's
-    sequences, unless `turn_order` gives for each of these runs its place in `turn_rewards`.
+    sequences, unless `turn_order` gives for each of these runs its place in `turn_rewards`. `turn_parents`: per sample
+    the place of the turn that each turn continues, -1 if it begins the sample; several with the same one are branches
+    of the conversation (`Session.fork`). None: each turn continues the one before it.
     `token_advantages` float32 [T]: from an environment that assigns credit itself. `columns`: further per-token columns
     by name (router choices of a mixture of experts, say). `excluded_samples`: those that the environment says must not
     be trained on, ascending. They are rated and count in the group's statistics as all others.
@@ -105,6 +108,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     rewards: dict[str, list[float | None]] = {}
     turn_rewards: list[list[float]] | None = None
     turn_order: list[list[int]] | None = None
+    turn_parents: list[list[int]] | None = None
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
     token_bits: bytes | None = None
@@ -263,6 +267,9 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         excluded = self.excluded_samples
         if excluded != sorted(set(excluded)) or not set(excluded) <= set(range(samples)):
             raise SchemaError(f"excluded_samples: not ascending, or none of the {samples} samples")
+        self._check_turns(samples)
+
+    def _check_turns(self, samples: int) -> None:
         if self.turn_rewards is not None:
             if len(self.turn_rewards) != samples:
                 raise SchemaError(f"turn_rewards: {len(self.turn_rewards)} samples where there are {samples}")
@@ -270,6 +277,20 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
                 raise SchemaError("turn_rewards: NaN or infinite")
         if self.turn_order is not None and (self.turn_rewards is None or len(self.turn_order) != samples):
             raise SchemaError("turn_order: it orders the turn_rewards of each sample, and is of other samples")
+        if self.turn_parents is not None:
+            check_turn_parents(self.turn_parents, self.turn_rewards or [])
+
+
+def check_turn_parents(parents: list[list[int]], rewards: list[list[float]]) -> None:
+    """Raise `SchemaError` unless each turn of `rewards`, by sample, has a parent before it, or -1."""
+    if [len(turns) for turns in parents] != [len(turns) for turns in rewards]:
+        raise SchemaError("turn_parents: it has to name a parent for each of the turn_rewards of each sample")
+    for sample, turns in enumerate(parents):
+        for place, parent in enumerate(turns):
+            if not -1 <= parent < place:
+                raise SchemaError(
+                    f"turn_parents: turn {place} of sample {sample} continues turn {parent}, which is not before it"
+                )
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:

@@ -1,7 +1,8 @@
 """Makes of a group's records what a process needs to go on with it. Pure.
 
-Guarantees that records of a life that another one has replaced are passed over, and that a session's calls are those of
-the path to its newest one: what a conversation has left behind where it diverged is no part of it.
+Guarantees that records of a life that another one has replaced are passed over, and that the calls of a conversation,
+or of a branch of it, are those of the path to its newest one: what it has left behind where it diverged is no part of
+it.
 """
 
 from collections.abc import Iterable
@@ -16,10 +17,10 @@ __all__ = ["RecordedGroup", "RecordedSession", "fold_records"]
 
 @dataclass(slots=True)
 class RecordedSession:
-    """One attempt at a sample: its calls and what its tools answered, by index, and its end if it has one."""
+    """One attempt at a sample: its calls by index, what its tools answered by index and fork, its end if it has one."""
 
     calls: dict[int, SessionCall] = field(default_factory=dict)
-    tools: dict[int, ToolResults] = field(default_factory=dict)
+    tools: dict[tuple[int, str], ToolResults] = field(default_factory=dict)
     end: SessionEnd | None = None
 
     @property
@@ -31,9 +32,17 @@ class RecordedSession:
     def next_index(self) -> int:
         return max(self.calls, default=-1) + 1
 
-    def path(self, last: int | None = None) -> list[SessionCall]:
-        """Return the calls from the first to `last`, each the parent of the next; None: to the newest."""
-        at = max(self.calls, default=None) if last is None else last
+    def branch(self, fork: str) -> list[SessionCall]:
+        """Return the calls of a branch up to its newest one; "": of the conversation itself.
+
+        Those before the branch are left out.
+        """
+        newest = max((index for index, call in self.calls.items() if call.fork == fork), default=None)
+        return [] if newest is None else [call for call in self.path(newest) if call.fork == fork]
+
+    def path(self, last: int) -> list[SessionCall]:
+        """Return the calls from the first to `last`, each the parent of the next."""
+        at: int | None = last
         found: list[SessionCall] = []
         while at is not None:
             call = self.calls.get(at)
@@ -98,7 +107,7 @@ def fold_records(records: Iterable[StoredRecord]) -> RecordedGroup | None:
             case SessionCall():
                 group.session(event.session).calls[event.index] = event
             case ToolResults():
-                group.session(event.session).tools[event.index] = event
+                group.session(event.session).tools[event.index, event.fork] = event
             case SessionEnd():
                 group.session(event.session).end = event
             case GroupEnd():

@@ -82,7 +82,7 @@ class CallRecorder:
             case SessionCall():
                 session.calls[record.index] = record
             case ToolResults():
-                session.tools[record.index] = record
+                session.tools[record.index, record.fork] = record
             case SessionEnd():
                 session.end = record
 

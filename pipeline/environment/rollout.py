@@ -340,6 +340,11 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
                     return _checked(env, session, await _reward(env, task, session))
     except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
         raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(raised, SampleEnded):
+            raised = EnvironmentCodeError(
+                f"{type(env).__name__}.rollout: one of several branches could not go on (turn limit, context, or its "
+                "last turn was cut), and the others were cancelled: catch lachesis.SampleEnded in each branch"
+            )
         if session.failure is None:
             if isinstance(raised, LachesisError) and not isinstance(raised, EnvironmentCodeError | ToolError):
                 raise raised from (None if raised is error else error)
@@ -411,7 +416,7 @@ def build_group(
     offsets = [0, *accumulate(len(one.tokens) for one in sequences)]
     sample_index = [sample for sample, session in enumerate(draft.sessions) for _ in session.sequences]
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
-    turn_rewards, turn_order = _turn_rewards(draft.sessions)
+    turn_rewards, turn_order, turn_parents = _turn_rewards(draft.sessions)
     notes = {**draft.metadata, **(metadata or {})}
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
@@ -449,6 +454,7 @@ def build_group(
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
             turn_rewards=turn_rewards,
             turn_order=turn_order,
+            turn_parents=turn_parents,
             token_advantages=draft.extras.token_advantages,
             columns={**_experts(sequences), **_sampling_mask(sequences), **draft.extras.columns},
             excluded_samples=draft.extras.excluded_samples,
@@ -470,19 +476,37 @@ def build_group(
     return group
 
 
-def _turn_rewards(sessions: Sequence[Session]) -> tuple[list[list[float]] | None, list[list[int]] | None]:
-    """Return `turn_rewards`, 0 for a turn without one, and `turn_order`; None if no turn has one, or in order."""
+_PlacesByTurn = list[list[int]]
+
+
+def _turn_rewards(
+    sessions: Sequence[Session],
+) -> tuple[list[list[float]] | None, _PlacesByTurn | None, _PlacesByTurn | None]:
+    """Return `turn_rewards`, 0 for a turn without one, `turn_order` and `turn_parents`.
+
+    None if no turn has a reward; the order, if it is that of the sequences; the parents, if no session was forked.
+    """
     if not any(session.turn_rewards for session in sessions):
-        return None, None
-    rewards, order = list[list[float]](), list[list[int]]()
+        return None, None, None
+    rewards, order, parents = list[list[float]](), list[list[int]](), list[list[int]]()
     for session in sessions:
         trained = [call for one in session.sequences for call in one.turns]
         calls = sorted({*trained, *session.turn_rewards})
         rewards.append([session.turn_rewards.get(call, 0.0) for call in calls])
         place = {call: at for at, call in enumerate(calls)}
         order.append([place[call] for call in trained])
+        before = session.turn_parents
+        chain = range(-1, len(calls) - 1)
+        parents.append(list(chain) if before is None else [_place_before(call, before, place) for call in calls])
     in_order = all(own == list(range(len(given))) for own, given in zip(order, rewards, strict=True))
-    return rewards, None if in_order else order
+    is_forked = any(session.turn_parents is not None for session in sessions)
+    return rewards, None if in_order else order, parents if is_forked else None
+
+
+def _place_before(call: int, parents: Mapping[int, int | None], place: Mapping[int, int]) -> int:
+    """Return the place of the turn that a call continues, -1 for none."""
+    before = parents[call]
+    return -1 if before is None else place[before]
 
 
 def _generation(sampling: SamplingParams) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Holds the tokens of one training sequence while they are generated."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,29 @@ class SequenceDraft:
         self.sampling_masks: list[tuple[int, MaskRows]] = []
         self.turns: list[int] = []
         """The calls that are trained in this sequence, in the order in which their tokens lie."""
+        self.spans: list[slice] = []
+        """Where the tokens of each of `turns` lie."""
+
+    def copied_to(self, other: "SequenceDraft") -> None:
+        """Let another, empty draft begin with all that this one holds."""
+        other.finish_reason = self.finish_reason
+        other.tokens, other.loss_mask, other.logprobs = list(self.tokens), list(self.loss_mask), list(self.logprobs)
+        other.versions, other.routed_experts = list(self.versions), self.routed_experts
+        other.sampling_masks, other.turns, other.spans = list(self.sampling_masks), list(self.turns), list(self.spans)
+
+    def without(self, calls: Container[int]) -> "SequenceDraft":
+        """Return the draft with `calls` off its loss mask: another sequence of the sample trains them."""
+        found = SequenceDraft()
+        self.copied_to(found)
+        untrained = [span for call, span in zip(self.turns, self.spans, strict=True) if call in calls]
+        for span in untrained:
+            length = span.stop - span.start
+            found.loss_mask[span], found.logprobs[span] = [False] * length, [0.0] * length
+        starts = {span.start for span in untrained}
+        found.sampling_masks = [(start, rows) for start, rows in self.sampling_masks if start not in starts]
+        found.spans = [span for span in self.spans if span.start not in starts]
+        found.turns = [call for call in self.turns if call not in calls]
+        return found
 
     def put(self, ids: Sequence[int]) -> None:
         """Append tokens that the model did not generate."""
@@ -45,6 +68,7 @@ class SequenceDraft:
         start, trained = len(self.tokens), trained and not turn.is_constrained
         if trained:
             self.turns.append(len(self.turns) if call is None else call)
+            self.spans.append(slice(start, start + len(turn.token_ids)))
         for position, version in turn.versions:
             if not self.versions:
                 self.versions.append((0, version))  # the prompt counts with the first generated token

@@ -2,12 +2,15 @@
 
 The environment calls `generate` and `add`; the session keeps the tokens of the sequence so far. Where calls are
 recorded, a request that is recorded gets its recorded answer. Only this file guarantees that generated text is never
-tokenised again, that a sequence ends with a generated token, and that a failed request is remembered, so that an
-environment that swallows the exception still yields no rollout.
+tokenised again, that a sequence ends with a generated token, that what branches of a conversation share is trained
+once, and that a failed request is remembered, so that an environment that swallows the exception still yields no
+rollout.
 """
 
+import copy
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -27,17 +30,21 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import thought_spans
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, ParsedCalls, parse_tool_calls
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.schemas.calls import SessionCall, SessionEnd
+from lachesis.schemas.calls import MAX_FORK_CHARS, SessionCall, SessionEnd
 from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.rollout import Message, ToolCall
 
 __all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]
 
+_MAX_FORKS = 1024
+"""Forks of one sample."""
+
 
 class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
     """Raised by `generate` when no further turn is possible: turn limit, context full, or the last turn was cut.
 
-    An environment need not catch it. The sample stands as it is and is judged.
+    An environment need not catch it, except in branches of a conversation (`Session.fork`), which it ends one by one.
+    The sample stands as it is and is judged.
     """
 
 
@@ -92,11 +99,39 @@ class SharedFirstTurn:
         return self._prompt_ids, self._generations[self._samples.index(sample)]
 
 
+@dataclass(slots=True)
+class _SharedByForks:
+    """What a session and all forks of it have in common."""
+
+    failure: LachesisError | None = None
+    turn_rewards: dict[int, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    parents: dict[int, int | None] = field(default_factory=dict)
+    """By call the one that it continues."""
+    forks: int = 0
+    is_branched: bool = False
+    """Whether a fork has generated a turn."""
+
+
 class Session(SequenceDraft):
     """One sample under way. `messages` is the conversation so far; `state` is the environment's to use.
 
     It is the sequence of this conversation itself. `further` are other sequences that the sample is trained on, in
     which the model worked on the same task: those of sub-agents, say, or of a conversation before its compaction.
+
+    `fork()` returns a branch: a session that goes on from this point by itself. Branches may be forked again, and run
+    one after the other or at once. Credit by branch follows one rule:
+
+    - `reward_turn(x)` of a branch is its reward. It credits the branch's turn, and each turn before it in the
+      conversation, with the mean over the branches there: of k branches at one point, each weighs 1 / k.
+    - The turns of a branch are compared with those of its sibling branches at the same depth, other turns with those
+      of the other samples.
+    - The sample's own reward credits every turn of every branch.
+    - What branches share is trained once.
+
+    Formula, proof and sources (TreeRL, arXiv:2506.11902) are in `normalizer/logic/turns.py`. It is unbiased whatever
+    the number of branches is, if that is fixed before one of them generates, and if none sees what another one did; if
+    one does, give the sample the reward instead. Raters and `reward` judge this conversation, not its branches.
     """
 
     def __init__(
@@ -117,14 +152,17 @@ class Session(SequenceDraft):
         self.messages = task.messages
         self.replies: list[Reply] = []
         self.further: list[SequenceDraft] = []
-        self.turn_rewards: dict[int, float] = {}
-        """By call the rewards of single turns; see `reward_turn`."""
         self.state: dict[str, Any] = {}
-        self.notes: dict[str, Any] = {}
-        """What is to be read of the sample in its group's metadata (`samples`): plain values of a few KiB."""
-        self.failure: LachesisError | None = None
         self.ended = anyio.Event()
         """Set once the sample is finished with its rewards, and that is stored if its calls are."""
+        self._shared = _SharedByForks()
+        self._forks: list[Session] = []
+        self._place = ""
+        self.inherited_turns = 0
+        """Of a fork: turns that it has in common with the session that was forked."""
+        self.newest_call: int | None = None
+        """The call that was answered last, None before the first."""
+        self._is_generating = False
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -152,7 +190,39 @@ class Session(SequenceDraft):
     @property
     def sequences(self) -> list[SequenceDraft]:
         """All sequences that the sample is trained on; the last one is that of the conversation."""
-        return [*self.further, self]
+        known, branches = set(self.turns), list[SequenceDraft]()
+        for fork in reversed(self.branches()):
+            branches.append(fork.without(known))
+            known.update(fork.turns)
+        return [*self.further, *reversed(branches), self]
+
+    @property
+    def failure(self) -> LachesisError | None:
+        """Why the sample is lost, with all forks of the session; None: it is not."""
+        return self._shared.failure
+
+    @failure.setter
+    def failure(self, error: LachesisError) -> None:
+        self._shared.failure = error
+
+    @property
+    def turn_rewards(self) -> dict[int, float]:
+        """By call the rewards of single turns; see `reward_turn`."""
+        return self._shared.turn_rewards
+
+    @turn_rewards.setter
+    def turn_rewards(self, rewards: dict[int, float]) -> None:
+        self._shared.turn_rewards = rewards
+
+    @property
+    def turn_parents(self) -> dict[int, int | None] | None:
+        """By call the one that it continues, None for the first; None: the conversation has no branches."""
+        return self._shared.parents if self._shared.is_branched else None
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Values to be read in the group's metadata (`samples`): plain ones of a few KiB."""
+        return self._shared.notes
 
     @property
     def text(self) -> str:
@@ -162,7 +232,8 @@ class Session(SequenceDraft):
     @property
     def thought_calls(self) -> int:
         """Tool calls of all turns that the model only thought of or showed, and that were not run."""
-        return sum(reply.thought_calls for reply in self.replies)
+        own = sum(reply.thought_calls for reply in self.replies[self.inherited_turns :])
+        return own + sum(fork.thought_calls for fork in self._forks)
 
     @property
     def diverged(self) -> str | None:
@@ -187,12 +258,69 @@ class Session(SequenceDraft):
         """Append messages to the conversation, for the model to answer; plain text is a user's message."""
         self.messages += [Message(role="user", content=m) if isinstance(m, str) else m for m in messages]
 
+    def fork(self) -> "Session":
+        """Return a branch: a session that goes on from here with the same task, messages and turns.
+
+        It has a copy of `state`, and counts its turns from those so far. Which recorded calls are a branch's is decided
+        by the order in which a session is forked: fork it before the branches run, not in them.
+
+        Raises `EnvironmentCodeError` while the session generates, where code holds the conversation itself, if
+        `state` cannot be copied, and for the fork after the 1,024th of a sample.
+        """
+        shared, number = self._shared, len(self._forks)
+        place = f"{self._place}.{number}" if self._place else str(number)
+        if self._is_generating:
+            raise EnvironmentCodeError("session.fork(): the session generates; await its session.generate() first")
+        if self._max_turns < 1 or (self.replies and self.newest_call is None):
+            raise EnvironmentCodeError(
+                "session.fork(): this environment adds its turns by itself, so there is nothing to go on from; fork "
+                "sessions whose turns are made by session.generate()"
+            )
+        if shared.forks >= _MAX_FORKS or len(place) > MAX_FORK_CHARS:
+            raise EnvironmentCodeError(
+                f"session.fork(): sample {self.sample} has {shared.forks} forks, the last of them {place.count('.')} "
+                f"levels deep; a sample has at most {_MAX_FORKS}, whose numbers fit into {MAX_FORK_CHARS} characters"
+            )
+        try:
+            state = copy.deepcopy(self.state)
+        except Exception as error:  # what an environment keeps there may raise anything
+            raise EnvironmentCodeError(
+                f"session.fork(): session.state cannot be copied: {type(error).__name__}: {error}; keep there what "
+                "copy.deepcopy takes, or give its class a __deepcopy__"
+            ) from error
+        branch = Session(
+            self.task,
+            self.sample,
+            opening=self._opening,
+            requests=self._requests,
+            sampling=self._sampling,
+            max_turns=self._max_turns,
+            calls=None if self._calls is None else self._calls.fork(number),
+        )
+        self.copied_to(branch)
+        branch.messages, branch.replies, branch.state = list(self.messages), list(self.replies), state
+        branch._shared, branch._place, branch.inherited_turns = shared, place, len(self.replies)
+        branch.newest_call, branch._first, branch._answered = self.newest_call, self._first, self._answered
+        shared.forks += 1
+        self._forks.append(branch)
+        return branch
+
+    def branches(self) -> list["Session"]:
+        """Return the forks, and forks of forks, that end in an answer of their own, by their place."""
+        continued = set(self._shared.parents.values())
+        found = list[Session]()
+        for fork in self._forks:
+            if len(fork.replies) > fork.inherited_turns and fork.newest_call not in continued:
+                found.append(fork)
+            found += fork.branches()
+        return found
+
     def reward_turn(self, value: float, turn: int = -1) -> None:
         """Give a turn a reward of its own, in addition to that of the sample; several for one turn add up.
 
         `turn` is its place in `replies`. It credits this turn, and those before it by `advantage.turn_discount`; turns
-        that get none have a reward of 0. Raises `EnvironmentCodeError` for what is no number, and if there is no such
-        turn.
+        that get none have a reward of 0. How it is shared with branches is said in `Session`. Raises
+        `EnvironmentCodeError` for what is no number, and if there is no such turn.
         """
         try:
             reward = finite_number(value)
@@ -216,6 +344,9 @@ class Session(SequenceDraft):
             raise self.failure
         if self.replies and (self.turns_left <= 0 or self.finish_reason == "length"):
             raise SampleEnded
+        if self._is_generating:
+            raise EnvironmentCodeError("session.generate(): the session generates already; fork it for each branch")
+        self._is_generating = True
         try:
             turn = await self._turn()
             parsed = await self._parsed(turn)
@@ -225,7 +356,14 @@ class Session(SequenceDraft):
                 raise SampleEnded from error
             self.failure = error
             raise
-        return self._add_reply(turn, parsed, None if self._calls is None else self._calls.newest)
+        finally:
+            self._is_generating = False
+        call = len(self._shared.parents) if self._calls is None else self._calls.newest
+        if call is not None:
+            self._shared.parents[call] = self.newest_call
+            self.newest_call = call
+        self._shared.is_branched |= bool(self._place)
+        return self._add_reply(turn, parsed, call)
 
     def add_turn(
         self, new: Sequence[int], turn: ModelTurn, calls: Sequence[ToolCall] = (), call: int | None = None
@@ -273,6 +411,9 @@ class Session(SequenceDraft):
     async def end(self, rewards: dict[str, float | None]) -> None:
         """Record that the sample is finished, if its calls are."""
         if self._calls is not None:
+            if self._shared.is_branched:
+                newest = [one.newest_call for one in (*self.branches(), self)]
+                self._calls.use_paths([call for call in newest if call is not None])
             await self._calls.end(
                 self.sample,
                 rewards,
@@ -296,6 +437,8 @@ class Session(SequenceDraft):
                     self.replies.append(Reply(text=turn.text, finish_reason=turn.finish_reason))
         self.replies[-1] = msgspec.structs.replace(self.replies[-1], thought_calls=end.thought_calls)
         self.turn_rewards = dict(end.turn_rewards)
+        self._shared.parents = {call.index: call.parent for path in paths for call in path}
+        self._shared.is_branched = any(call.fork for path in paths for call in path)
         self.messages = list(end.messages)
         self.finish_reason = end.finish_reason
 
@@ -319,7 +462,8 @@ class Session(SequenceDraft):
 
     async def _sampled_turn(self) -> ModelTurn:
         requests, sampling = self._requests, self._sampling
-        if not self.replies and self.sample in self._opening and self.messages == self._opening.messages:
+        is_opening = not self.replies and not self._place and self.sample in self._opening
+        if is_opening and self.messages == self._opening.messages:
             self._first = list(self.messages)
             prompt_ids, generation = await self._opening.sample(self.sample)
             turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
@@ -358,7 +502,9 @@ class Session(SequenceDraft):
         return parse_tool_calls(turn.text, whole=await self._requests.detokenize(said), opened=opened)
 
     def _seeded(self, turn: object) -> SamplingParams:
-        return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))
+        place = [self._place] if self._place else []
+        seed = derive_seed(self._sampling.seed, self.sample, *place, turn)
+        return msgspec.structs.replace(self._sampling, seed=seed)
 
 
 def check_prompt(prompt_ids: Sequence[int], requests: InferenceRequests, sampling: SamplingParams) -> None:

@@ -1,13 +1,14 @@
 """Connects sessions with the records of their calls: recorded answers are given again.
 
 Only this file guarantees that a request with the recorded digest in the recorded place gets the recorded answer, that
+the place of a fork is its number among those of its conversation, whenever it runs, that
 results of tools which may not run twice are taken from the record, and that a tool that may have run without leaving a
 result is never run again: its sample is given up instead.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -104,20 +105,46 @@ class CallPlace:
     digest: bytes
 
 
+@dataclass(slots=True)
+class _SharedByBranches:
+    """What a session and all branches of its conversation have in common."""
+
+    next_index: int
+    diverged: str | None = None
+    gone: set[int] = field(default_factory=set)
+    """Recorded calls that are counted as lost."""
+
+
 class SessionCalls:
-    """The calls of one session, from its first on."""
+    """The calls of one session, from its first on, or of a branch of its conversation."""
 
     def __init__(self, group: GroupCalls, name: str) -> None:
         self._group = group
         self._name = name
         self._known = group.recorder.known.session(name)
-        self._replay = deque(self._known.path())
+        self._fork = ""
+        self._replay = deque(self._known.branch(""))
         self._path: list[int] = []
         self._further: list[list[int]] = []
         self._digest = b""
         self._was_replayed = False
-        self.diverged: str | None = None
-        """The first request that differed from the recorded one, for people."""
+        self._shared = _SharedByBranches(self._known.next_index)
+
+    def fork(self, number: int) -> "SessionCalls":
+        """Return the calls of the branch that begins after the newest call; forks have numbers from 0 on."""
+        branch = SessionCalls(self._group, self._name)
+        branch._fork = f"{self._fork}.{number}" if self._fork else str(number)
+        branch._replay = deque(self._known.branch(branch._fork))
+        branch._path = list(self._path)
+        branch._digest = blake2b(_encoder.encode([self._digest, number]), digest_size=16).digest()
+        branch._was_replayed = self._was_replayed
+        branch._shared = self._shared
+        return branch
+
+    @property
+    def diverged(self) -> str | None:
+        """The first request of the session that differed from the recorded one, for people."""
+        return self._shared.diverged
 
     @property
     def name(self) -> str:
@@ -136,13 +163,9 @@ class SessionCalls:
         """
         call = self._replay.popleft() if self._replay else None
         if call is not None and call.digest != digest:
-            gone = [call, *self._replay]
             self._replay.clear()
-            self.diverged = f"call {len(self._path)} of session {self._name} asks something else than was recorded"
-            self._group.figures.diverged += 1
-            if self._group.diverging == "give_up":
-                raise NotResumableError(self.diverged)
-            self._group.figures.lost_seconds += sum(one.seconds for one in gone)
+            where = f"session {self._name}" + (f", fork {self._fork}" if self._fork else "")
+            self.diverge(self._behind(call), f"call {len(self._path)} of {where} asks something else than was recorded")
             call = None
         self._digest = digest
         self._was_replayed = call is not None
@@ -157,7 +180,8 @@ class SessionCalls:
     ) -> None:
         """Store the answer to the request whose digest was asked for last."""
         parent = self._path[-1] if self._path else None
-        place = CallPlace(self._known.next_index, parent, self._digest)
+        place = CallPlace(self._shared.next_index, parent, self._digest)
+        self._shared.next_index += 1
         await self.record(place, prompt, turn, seconds, known_experts=known_experts)
         self._path.append(place.index)
 
@@ -172,15 +196,25 @@ class SessionCalls:
         return [self._known.calls[index] for index in sorted(self._known.calls)]
 
     def diverge(self, gone: Sequence[SessionCall], text: str) -> None:
-        """Note that recorded calls are not requested again, for code that keeps a tree of calls itself.
+        """Note that recorded calls are not requested again.
 
         Raises `NotResumableError` if such samples are to be given up.
         """
-        self.diverged = text
-        self._group.figures.diverged += 1
+        if self._shared.diverged is None:
+            self._shared.diverged = text
+            self._group.figures.diverged += 1
         if self._group.diverging == "give_up":
             raise NotResumableError(text)
-        self._group.figures.lost_seconds += sum(one.seconds for one in gone)
+        self._group.figures.lost_seconds += sum(one.seconds for one in gone if one.index not in self._shared.gone)
+        self._shared.gone |= {one.index for one in gone}
+
+    def _behind(self, first: SessionCall) -> list[SessionCall]:
+        """Return a recorded call and all that continue it."""
+        found = {first.index}
+        for index in sorted(self._known.calls):
+            if self._known.calls[index].parent in found:
+                found.add(index)
+        return [self._known.calls[index] for index in found]
 
     def count_resumed(self, call: SessionCall) -> None:
         """Count a recorded call that is answered again by code that keeps a tree of calls itself."""
@@ -216,6 +250,7 @@ class SessionCalls:
                 versions=turn.versions,
                 finish_reason="length" if turn.finish_reason == "length" else "stop",
                 text=turn.text,
+                fork=self._fork,
                 seconds=seconds,
                 columns=_columns(turn, known_experts),
                 is_constrained=turn.is_constrained,
@@ -225,7 +260,7 @@ class SessionCalls:
 
     def tool_results(self) -> list[str | None] | None:
         """Return what the tools answered that the newest call has called; None: no answer is recorded."""
-        stored = self._known.tools.get(self._path[-1]) if self._path else None
+        stored = self._known.tools.get((self._path[-1], self._fork)) if self._path else None
         return None if stored is None else stored.results
 
     def check_may_run(self, tool: str) -> None:
@@ -246,6 +281,7 @@ class SessionCalls:
                 session=self._name,
                 index=self._path[-1],
                 results=results,
+                fork=self._fork,
                 seconds=seconds,
             )
         )

@@ -148,6 +148,7 @@ class EnvironmentScorer:
             shaping=self._shape(group, scores, samples),
             excluded=list(group.sequences.excluded_samples),
             turn_rewards=group.sequences.turn_rewards or [],
+            turn_parents=group.sequences.turn_parents or [],
         )
 
     @property

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lachesis.pipeline.environment.environment import Environment
-    from lachesis.pipeline.environment.session import Reply, Session
+    from lachesis.pipeline.environment.session import Reply, SampleEnded, Session
     from lachesis.pipeline.environment.tools import tool
     from lachesis.pipeline.errors import RaterUnavailable, ToolError
     from lachesis.pipeline.extensions.atropos.gateway.curriculum_mixin import CurriculumMixin
@@ -47,6 +47,7 @@ __all__ = [
     "RewardGroup",
     "RewardNormalizer",
     "Sample",
+    "SampleEnded",
     "SampledText",
     "Session",
     "StepEnv",
@@ -85,6 +86,7 @@ _HOMES = {
     "SampledText": "lachesis.pipeline.extensions.atropos.step_bridge.text",
     "StepEnv": "lachesis.pipeline.extensions.atropos.step_bridge.step_env",
     "Task": "lachesis.pipeline.tasks.task",
+    "SampleEnded": "lachesis.pipeline.environment.session",
     "Sample": "lachesis.pipeline.scorer.rater",
     "ToolError": "lachesis.pipeline.errors",
     "batches": "lachesis.pipeline.trainer.batch_reader",

@@ -122,6 +122,7 @@ def _rich_group() -> RolloutGroup:
         group().sequences,
         sample_index=[0, 1],
         turn_rewards=[[0.5], [0.1, 0.2]],
+        turn_parents=[[-1], [-1, 0]],
         token_advantages=as_bytes([0.5] * 8, "float32"),
         columns=columns,
     )
@@ -256,10 +257,10 @@ EXAMPLES: list[Event] = [
     SessionCall(
         group=GROUP, life=2, session="0.0", index=1, parent=0, digest=b"12345678", prompt=as_bytes([1, 2], "int32"),
         tokens=as_bytes([3, 4], "int32"), logprobs=as_bytes([-0.5, -1.0], "float32"), versions=[(0, POLICY)],
-        finish_reason="stop", text="a", seconds=0.5,
+        finish_reason="stop", text="a", fork="0.1", seconds=0.5,
         columns={"routed_experts": Column(dtype="int16", data=bytes(8), width=2)},
     ),
-    ToolResults(group=GROUP, life=2, session="0.0", index=1, results=["2"], seconds=0.5),
+    ToolResults(group=GROUP, life=2, session="0.0", index=1, results=["2"], fork="0.1", seconds=0.5),
     SessionEnd(
         group=GROUP, life=2, session="0.0", sample=0, finish_reason="tool", rewards={"environment": 1.0}, calls=[0, 1],
         further=[[0, 2]], messages=[Message(role="user", content="q")], thought_calls=1, diverged="call 1",

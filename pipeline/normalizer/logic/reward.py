@@ -127,7 +127,9 @@ class RewardRule:
         if not score.turn_rewards or result.verdict == "unscorable":
             return []
         discount, estimator = self.advantage.turn_discount, self.advantage.estimator
-        return turn_advantages(result.advantages, score.turn_rewards, discount=discount, estimator=estimator)
+        return turn_advantages(
+            result.advantages, score.turn_rewards, score.turn_parents, discount=discount, estimator=estimator
+        )
 
     def _added(
         self, ready: ReadyGroup, rewards: Sequence[float | None], shaping: GroupShaping | None

@@ -188,6 +188,7 @@ def arrow_schema() -> Any:
         "environment_rewards": pa.list_(struct(name=text, value=real)),
         "turn_rewards": pa.list_(real),
         "turn_order": pa.list_(int32),
+        "turn_parents": pa.list_(int32),
         "turn_advantages": pa.list_(real),
         "excluded": pa.bool_(),
         "dispatch": struct(index=int64, snapshot_id=text, probability=real),

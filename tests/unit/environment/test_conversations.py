@@ -170,6 +170,76 @@ def governor(lab, settings=None):
     return lab.running(lambda service: run_governor(service, settings or config()), "governor")
 
 
+class ForkingAgent(Agent):
+    """Two branches run at once from its first turn, each with a tool of its own, beside the conversation itself."""
+
+    async def rollout(self, task, session):
+        await session.generate()
+        session.add("x")
+        async with anyio.create_task_group() as tasks:
+            for n in range(2):
+                tasks.start_soon(self.branch, task, session.fork(), n)
+            tasks.start_soon(super().rollout, task, session)
+
+    async def branch(self, task, branch, n):
+        branch.add("x" * n)
+        await super().rollout(task, branch)
+        branch.reward_turn(float(n))
+
+    def reward(self, task, session):
+        return 0.0
+
+
+class RepeatableAgent(ForkingAgent):
+    @tool(repeatable=True)
+    def spend(self, what: str) -> str:
+        return f"spent {what}"
+
+
+RECORDS_OF_A_FORKED_GROUP = 1 + 2 * (1 + 3 * (TURNS + TURNS - 1)) + 2 + 1 + 1
+"""Start, calls and results of tools of the trunk and three branches, ends of samples, rollout, end."""
+
+
+@pytest.mark.parametrize("at", [2, 5, 9, 14, 19, 24, 30, RECORDS_OF_A_FORKED_GROUP - 2])
+async def test_every_branch_goes_on_where_a_kill_left_it(lab, inference, monkeypatch, at) -> None:
+    agent = RepeatableAgent()
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: agent)
+    async with governor(lab):
+        async with killed(lab, at, after=True) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        said = sum(inference.said.values())
+        stored = sum(key.kind == "call" for key, _ in await records(lab))
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 1))
+        calls = [decode(SessionCall, data) for key, data in await records(lab) if key.kind == "call"]
+    first = (await rollouts(lab))[0]
+    mine = [call for call in calls if call.group == first.id]
+    assert len(mine) == 2 * (1 + 3 * TURNS), "no answer that was stored is generated again"
+    assert Counter(call.fork for call in mine) == {"": 2 * (1 + TURNS), "0": 2 * TURNS, "1": 2 * TURNS}
+    assert "diverged" not in first.metadata
+    assert said - stored <= 2 * 3, "what was under way in each branch"
+    assert first.sequences.sample_index == [0] * 3 + [1] * 3
+    tree, rewards = first.sequences.turn_parents, first.sequences.turn_rewards
+    for parents, values in zip(tree, rewards, strict=True):
+        assert len(parents) == 1 + 3 * TURNS
+        assert (parents.count(-1), parents.count(0)) == (1, 3)
+        assert sorted(values) == [0.0] * (3 * TURNS) + [1.0]
+    assert first.sequences.turns().max() == 3 * TURNS
+
+
+@pytest.mark.parametrize("at", [9, 17, 24])
+async def test_no_branch_runs_a_tool_twice(lab, inference, monkeypatch, at) -> None:
+    agent = ForkingAgent()
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: agent)
+    async with governor(lab):
+        async with killed(lab, at, after=True) as service:
+            await lab.until(lambda: _true(service.bus.dead))
+        async with lab.running(environment(), "environment"):
+            await lab.until(at_least(lab, 1))
+    assert set(agent.ran.values()) == {1}
+    assert len((await rollouts(lab))[0].sequences.turn_parents) == 2
+
+
 RECORDS_OF_A_GROUP = 1 + 2 * TURNS + 2 * (TURNS - 1) + 2 + 1 + 1
 """Start, calls, results of tools, ends of samples, rollout, end."""
 

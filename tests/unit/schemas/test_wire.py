@@ -276,6 +276,7 @@ SMALL = make_group(3, T)
         ("rewards", {"accuracy": [1.0, float("nan"), None]}, "accuracy"),
         ("turn_rewards", [[1.0], [float("inf")], []], "turn_rewards"),
         ("turn_rewards", [[1.0]], "turn_rewards"),
+        ("turn_parents", [[-1], [-1]], "turn_parents: it has to name a parent for each of the turn_rewards"),
         ("columns", {"experts": Column(dtype="int16", data=b"1", width=2)}, "experts"),
         ("columns", {"experts": Column(dtype="int16", data=b"", width=0)}, "experts"),
         ("columns", {"experts": Column(dtype="int16", data=b"", width=-5)}, "experts"),

@@ -98,3 +98,16 @@ def test_turns_that_are_not_those_of_the_tokens_are_refused_by_name(columns, nam
 def test_an_order_without_rewards_is_refused():
     with pytest.raises(SchemaError, match="turn_order: it orders the turn_rewards"):
         group(turn_rewards=None)
+
+
+@pytest.mark.parametrize(
+    ("parents", "named"),
+    [
+        ([[-1, 0], [-1]], "turn_parents: it has to name a parent for each of the turn_rewards of each sample"),
+        ([[-1, 1, 0], [-1]], "turn_parents: turn 1 of sample 0 continues turn 1, which is not before it"),
+        ([[-2, 0, 0], [-1]], "turn_parents: turn 0 of sample 0 continues turn -2"),
+    ],
+)
+def test_a_tree_of_turns_that_is_none_is_refused(parents, named):
+    with pytest.raises(SchemaError, match=named):
+        group(turn_parents=parents)

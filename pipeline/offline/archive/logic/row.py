@@ -152,6 +152,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     environment_rewards: list[RewardComponentRow] | None = None
     turn_rewards: list[float] | None = None
     turn_order: list[int] | None = None
+    turn_parents: list[int] | None = None
     excluded: bool = False
     skill: str | None = None
     difficulty: float | None = None
@@ -286,6 +287,7 @@ def group_of(rows: Items[RolloutRow], *, run: str) -> RolloutGroup:
             rewards=_rewards(samples),
             turn_rewards=_all_or_none("turn_rewards", [row.turn_rewards for row in samples]),
             turn_order=_all_or_none("turn_order", [row.turn_order for row in samples]),
+            turn_parents=_all_or_none("turn_parents", [row.turn_parents for row in samples]),
             token_advantages=_floats("token_advantages", [row.token_advantages for row in rows]),
             columns=_columns(rows),
             excluded_samples=[sample for sample, row in enumerate(samples) if row.excluded],
@@ -366,6 +368,7 @@ def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict
         or None,
         "turn_rewards": None if sequences.turn_rewards is None else sequences.turn_rewards[sample],
         "turn_order": None if sequences.turn_order is None else sequences.turn_order[sample],
+        "turn_parents": None if sequences.turn_parents is None else sequences.turn_parents[sample],
         "excluded": sample in sequences.excluded_samples,
         "messages": [_said(message) for message in group.messages[sample]] if group.messages else None,
         "score": _at(score.scores if score else None, sample),

@@ -87,6 +87,8 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
     whole = st.integers(-(1 << 63), (1 << 63) - 1)
     real = st.floats(allow_nan=False, allow_infinity=False)
     plain = st.dictionaries(word, st.none() | whole | real | word, max_size=2)
+    turn_rewards = draw(st.none() | st.lists(st.lists(st.floats(-9, 9), max_size=2), **per_sample))
+    branched = turn_rewards is not None and draw(st.booleans())
     made = group(
         sequences=Sequences(
             offsets=as_bytes(cuts, "int32"),
@@ -97,7 +99,8 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
             version_spans=[VersionSpan(i, j, draw(either)) for i in range(n)[::-1] for j in range(lengths[i])],
             sample_index=index,
             rewards=draw(st.dictionaries(st.text(min_size=1, max_size=4), st.lists(missing, **per_sample), max_size=2)),
-            turn_rewards=draw(st.none() | st.lists(st.lists(st.floats(-9, 9), max_size=2), **per_sample)),
+            turn_rewards=turn_rewards,
+            turn_parents=[[-1] * len(turns) for turns in turn_rewards or []] if branched else None,
             token_advantages=draw(st.none() | st.just(as_bytes(np.arange(total), "float32"))),
             columns=draw(st.sampled_from([{}, {"router": router}])),
             excluded_samples=sorted(draw(st.sets(st.integers(0, samples - 1)))),
