@@ -133,6 +133,11 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         last = dict(zip(self.sample_index, self.finish_reasons, strict=True))
         return [last[i] for i in range(self.n_samples)]
 
+    @property
+    def branches(self) -> list[int]:
+        """In how many branches each sample's conversation ends, by `turn_parents`; [] without these."""
+        return [len(set(range(len(turns))) - set(turns)) for turns in self.turn_parents or []]
+
     def cuts(self) -> NDArray[np.int32]:
         """Return the offsets int32 [n+1]."""
         return view(self.offsets, "int32", len(self) + 1, "offsets")

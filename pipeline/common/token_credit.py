@@ -1,13 +1,15 @@
 """Says what each token is credited with: the advantage of its sample or turn, or its own. Pure."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import RolloutGroup, Sequences
 
-__all__ = ["token_credit"]
+__all__ = ["credit_by_turn", "token_credit"]
 
 
 def token_credit(ref: GroupRef, group: RolloutGroup) -> list[float | NDArray[np.float32] | None]:
@@ -20,7 +22,7 @@ def token_credit(ref: GroupRef, group: RolloutGroup) -> list[float | NDArray[np.
     if len(ref.advantages) != sequences.n_samples:
         raise DataError(f"{len(ref.advantages)} advantages for {sequences.n_samples} samples")
     if sequences.turn_rewards is not None:
-        return _by_turn(ref, group)
+        return credit_by_turn(ref.turn_advantages, sequences)
     samples = sequences.sample_index or range(len(sequences))
     found: list[float | NDArray[np.float32] | None] = []
     for sequence, sample in zip(sequences, samples, strict=True):
@@ -30,14 +32,20 @@ def token_credit(ref: GroupRef, group: RolloutGroup) -> list[float | NDArray[np.
     return found
 
 
-def _by_turn(ref: GroupRef, group: RolloutGroup) -> list[float | NDArray[np.float32] | None]:
-    sequences, cuts = group.sequences, group.sequences.cuts()
-    if len(ref.turn_advantages) != sequences.n_samples:
+def credit_by_turn(
+    advantages: Sequence[Sequence[float] | None], sequences: Sequences
+) -> list[float | NDArray[np.float32] | None]:
+    """Return for each sequence the advantages of its tokens float32 [T], by those of each sample's turns.
+
+    As `token_credit`.
+    """
+    cuts = sequences.cuts()
+    if len(advantages) != sequences.n_samples:
         raise DataError("it has rewards of turns, but its batch has no advantages of them: an older service made it")
     turns = sequences.turns()
     found: list[float | NDArray[np.float32] | None] = []
     for i, sample in enumerate(sequences.sample_index or range(len(sequences))):
-        own, of_tokens = ref.turn_advantages[sample], turns[cuts[i] : cuts[i + 1]]
+        own, of_tokens = advantages[sample], turns[cuts[i] : cuts[i + 1]]
         if own is None:
             found.append(None)
             continue

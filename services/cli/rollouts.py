@@ -33,6 +33,7 @@ from lachesis.services.run.connect import RunHistory, open_history
 __all__ = ["rollouts"]
 
 _ITEM_CHARS = 32
+_MAX_TURNS = 64
 _STATES = {"trained": "green", "batched": "green", "under way": "yellow", "dead": "red"}
 
 
@@ -218,6 +219,7 @@ def _head(view: GroupView) -> Iterator[Text]:
 def _sample(number: int, sample: SampleView) -> Iterator[Text]:
     parts = [f"score {_number(sample.score)}", f"advantage {_number(sample.advantage)}"]
     where = f" in {sample.sequences} sequences" if sample.sequences > 1 else ""
+    where += f", {sample.branches} branches" if sample.branches > 1 else ""
     parts += [f"reward {_number(sample.reward)}", f"{sample.tokens} tokens{where}, {sample.finish_reason}"]
     parts += [] if sample.logprob is None else [f"mean logprob {_number(sample.logprob)}"]
     parts += ["not trained on"] if sample.excluded else []
@@ -229,6 +231,12 @@ def _sample(number: int, sample: SampleView) -> Iterator[Text]:
     own = [f"{name} {_number(value)} (by the environment)" for name, value in sample.rewards.items()]
     if ratings or own:
         yield Text(printable(f"  {', '.join([*ratings, *own])}"), style="dim")
+    for place, turn in enumerate(sample.turns[:_MAX_TURNS]):
+        after = f" continues turn {turn.continues}" if sample.branches > 1 and turn.continues >= 0 else ""
+        values = f"reward {_number(turn.reward)}, advantage {_number(turn.advantage)}"
+        yield Text(f"  turn {place}{after}: {values}", style="dim")
+    if len(sample.turns) > _MAX_TURNS:
+        yield Text(f"  and {len(sample.turns) - _MAX_TURNS} further turns", style="dim")
     yield from _said("", sample.messages)
 
 

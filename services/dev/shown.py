@@ -17,6 +17,8 @@ from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["StoredGroup", "print_group", "read_group"]
 
+_MAX_TURNS = 32
+
 
 class StoredGroup(NamedTuple):
     """A group and what the stages stored of it; None: nothing."""
@@ -75,13 +77,34 @@ def _print_table(console: Console, found: StoredGroup, advantages: Sequence[floa
         columns["shaping"] = reward.shaping
     if advantages is not None:
         columns["advantage"] = advantages
+    texts = _turn_columns(group, reward)
     table = Table(title=f"{group.env}: {group.item}", caption=samples[0].prompt, caption_justify="left")
-    for name in ("completion", *columns, "tokens", "finish"):
+    for name in ("completion", *columns, *texts, "tokens", "finish"):
         table.add_column(name)
     for i, sample in enumerate(samples):
         numbers = [_number(values[i]) for values in columns.values()]
+        numbers += [values[i] for values in texts.values()]
         table.add_row(sample.completion, *numbers, str(sample.token_count), sample.finish_reason)
     console.print(table)
+
+
+def _turn_columns(group: RolloutGroup, reward: GroupReward | None) -> dict[str, list[str]]:
+    """Return the columns of a group that has rewards of turns, or branches."""
+    sequences, found = group.sequences, dict[str, list[str]]()
+    if sequences.branches:
+        found["branches"] = [str(count) for count in sequences.branches]
+    if sequences.turn_rewards is not None:
+        found["turn rewards"] = [_numbers(values) for values in sequences.turn_rewards]
+    if reward is not None and reward.turn_advantages:
+        found["turn advantages"] = [_numbers(values) for values in reward.turn_advantages]
+    return found
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    if values is None:
+        return "missing"
+    further = f" and {len(values) - _MAX_TURNS} more" if len(values) > _MAX_TURNS else ""
+    return " ".join(f"{value:.3g}" for value in values[:_MAX_TURNS]) + further
 
 
 def _number(value: float | None) -> str:

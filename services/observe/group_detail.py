@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.token_credit import credit_by_turn
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore, TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.replay import RescoreEvent
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import RolloutGroup, Sequences
 from lachesis.services.observe.find import find_rollout
 from lachesis.services.observe.groups import MAX_SAMPLES, GroupView, group_view
 from lachesis.services.observe.progress import step_times
@@ -50,7 +51,8 @@ class TokenColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one sequence, from token `start` on, of its `total`; lists have one entry per token.
 
     `mask`: whether the loss lets it in. `logprobs` are at the sampling temperature, None if the mask leaves a token out
-    or they were not kept; `teacher` those of the teacher. `advantages`: the environment's own, None: there are none.
+    or they were not kept; `teacher` those of the teacher. `advantages`: the environment's own, or those of turns, 0 off
+    the mask; None: there are none of a token's own.
     """
 
     sequence: int
@@ -110,7 +112,7 @@ async def read_group_detail(bus: Bus, config: RunConfig, name: str, window: Toke
         view=group_view(rollout, group, config.batching),
         timeline=rollout.timeline(config.batching, await bus.server_time_ns()),
         tokenizer_hash=group.tokenizer_hash,
-        tokens=list(_columns(group, teacher, window)),
+        tokens=list(_columns(group, rollout.reward, teacher, window)),
         teacher_reason=reason,
         revisions=revisions,
         revisions_complete=complete,
@@ -143,8 +145,11 @@ async def _teacher(
     return None, "the teacher's logprobs are not stored any more"
 
 
-def _columns(group: RolloutGroup, teacher: TeacherLogprobs | None, window: TokenWindow) -> Iterator[TokenColumns]:
+def _columns(
+    group: RolloutGroup, reward: GroupReward | None, teacher: TeacherLogprobs | None, window: TokenWindow
+) -> Iterator[TokenColumns]:
     sequences = group.sequences
+    by_turn = _turn_advantages(sequences, reward)
     shown = range(min(len(sequences), MAX_SAMPLES))
     wanted = shown if window.sequence is None else range(window.sequence, window.sequence + 1)
     limit = max(1, window.limit // max(1, len(wanted)))
@@ -153,7 +158,8 @@ def _columns(group: RolloutGroup, teacher: TeacherLogprobs | None, window: Token
     missing = frozenset(teacher.missing) if teacher is not None else frozenset()
     for number, sequence in islice(enumerate(sequences), min(wanted.start, len(sequences)), wanted.stop):
         part = slice(window.start, window.start + limit)
-        mask, logprobs, advantages = sequence.loss_mask, sequence.logprobs, sequence.token_advantages
+        mask, logprobs = sequence.loss_mask, sequence.logprobs
+        advantages = sequence.token_advantages if by_turn is None else by_turn[number]
         theirs = by_teacher[cuts[number] : cuts[number + 1]] if by_teacher is not None else None
         ids: list[int] = sequence.tokens[part].tolist()
         yield TokenColumns(
@@ -166,8 +172,20 @@ def _columns(group: RolloutGroup, teacher: TeacherLogprobs | None, window: Token
             mask=mask[part].tolist(),
             logprobs=[None] * len(ids) if logprobs is None else _masked(logprobs[part], mask[part]),
             teacher=None if theirs is None or number in missing else _masked(theirs[part], mask[part]),
-            advantages=None if advantages is None else advantages[part].tolist(),
+            advantages=advantages[part].tolist() if isinstance(advantages, np.ndarray) else None,
         )
+
+
+def _turn_advantages(
+    sequences: Sequences, reward: GroupReward | None
+) -> list[float | NDArray[np.float32] | None] | None:
+    """Return for each sequence the advantage of each token's turn; None: turns have none, or not yet."""
+    if sequences.turn_rewards is None or reward is None or not reward.turn_advantages:
+        return None
+    try:
+        return credit_by_turn(reward.turn_advantages, sequences)
+    except DataError:
+        return None  # no trainer can use it either, and says why
 
 
 def _masked(values: NDArray[np.float32], mask: NDArray[np.bool_]) -> list[float | None]:

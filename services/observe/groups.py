@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.schemas.annotations import GroupScore
+from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.rollout import Message, RolloutGroup
+from lachesis.schemas.rollout import Message, RolloutGroup, Sequences
 from lachesis.schemas.subjects import check_name
 from lachesis.services.observe.rollout import RolloutTimeline
 
@@ -21,6 +21,7 @@ __all__ = [
     "GroupView",
     "NumberRange",
     "SampleView",
+    "TurnView",
     "group_row",
     "group_view",
     "has_text",
@@ -61,7 +62,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     `state` is trained, batched, under way, left over, or what else became of it, `reason` why it was not trained or
     what it waits for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the
     worst and the best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the
-    largest absolute one; `ratings` the mean over samples by rater.
+    largest absolute one, of samples or turns; `ratings` the mean over samples by rater.
     """
 
     group: str
@@ -87,7 +88,10 @@ def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
     """Return the row of a rollout of which all is gathered."""
     score, reward = rollout.score, rollout.reward
     scores = [value for value in score.scores if value is not None] if score else []
-    advantages = [abs(value) for value in reward.advantages if value is not None] if reward else []
+    columns: list[Sequence[float | None]] = []
+    if reward is not None:
+        columns = [reward.advantages, *(turns or [] for turns in reward.turn_advantages)]
+    advantages = [abs(value) for column in columns for value in column if value is not None]
     state, waits_for = rollout.state(config)
     judged = score or reward
     return GroupRow(
@@ -225,12 +229,21 @@ def has_text(group: RolloutGroup, text: str) -> bool:
     return False
 
 
+class TurnView(msgspec.Struct, frozen=True, kw_only=True):
+    """The `reward` and the `advantage` of a turn, and the place of the turn that it continues, -1 for none."""
+
+    reward: float
+    advantage: float | None
+    continues: int
+
+
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     """One sample: what it says beyond the common prompt, and what everybody made of it.
 
     `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `logprob` is the mean of
     its `tokens` generated ones, which lie in so many `sequences`; `rewards` are the environment's own. An `excluded`
-    sample is not trained on.
+    sample is not trained on. `turns` are those of a sample that has rewards of turns, whose conversation ends in so
+    many `branches`.
     """
 
     messages: list[Message]
@@ -245,6 +258,8 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float | None
     rewards: dict[str, float | None]
     excluded: bool
+    turns: list[TurnView] = []
+    branches: int = 1
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +287,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
     conversations = group.messages[:count] or [[]] * count
     shared = _shared(conversations)
     endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
-    index = group.sequences.sample_index
+    index, branches = group.sequences.sample_index, group.sequences.branches
     samples = []
     for i, part in enumerate(generated.samples[:count]):
         logprobs = None if generated.logprobs is None else generated.logprobs[part]
@@ -290,6 +305,8 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
                 advantage=reward.advantages[i] if reward else None,
                 rewards={name: values[i] for name, values in group.sequences.rewards.items()},
                 excluded=i in excluded,
+                turns=_turns(group.sequences, reward, i),
+                branches=branches[i] if branches else 1,
             )
         )
     return GroupView(
@@ -304,6 +321,20 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
         failures=score.failures if score else {},
         verdict=reward.verdict if reward else None,
     )
+
+
+def _turns(sequences: Sequences, reward: GroupReward | None, sample: int) -> list[TurnView]:
+    """Return the turns of a sample, if the group has rewards of turns."""
+    if sequences.turn_rewards is None:
+        return []
+    rewards = sequences.turn_rewards[sample]
+    parents = sequences.turn_parents[sample] if sequences.turn_parents else range(-1, len(rewards) - 1)
+    found = reward.turn_advantages[sample] if reward is not None and reward.turn_advantages else None
+    known = found if found is not None and len(found) == len(rewards) else [None] * len(rewards)
+    return [
+        TurnView(reward=value, advantage=advantage, continues=before)
+        for value, advantage, before in zip(rewards, known, parents, strict=True)
+    ]
 
 
 def _statuses(score: GroupScore | None, sample: int) -> dict[str, str]:

@@ -619,12 +619,19 @@ class GroupPage extends View {
       element("div", { class: "sample-head" }, element("h3", {}, `Sample ${i}`), sample.excluded ? pill("not trained on", "warn") : null,
         element("span", { class: "quiet small" }, `advantage ${number(sample.advantage)}, reward ${number(sample.reward)}`),
         element("span", { class: "score", title: "score" }, number(sample.score))),
-      element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens${sample.sequences > 1 ? ` in ${sample.sequences} sequences` : ""}, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
+      element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens${sample.sequences > 1 ? ` in ${sample.sequences} sequences` : ""}${sample.branches > 1 ? `, ${sample.branches} branches` : ""}, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
       sample.messages.length ? element("div", {}, sample.messages.map(turn)) : null,
       ratings.length || own.length ? element("div", { class: "ratings" }, ratings, own) : element("p", { class: "quiet small" }, "No ratings yet."),
+      this.turns(sample),
       sequences.map((columns, place) => [
         sample.sequences > 1 ? element("p", { class: "quiet small" }, `Sequence ${place + 1} of ${sample.sequences}, ended by ${columns.finish_reason}`) : null,
         this.strip(columns, sample)]));
+  }
+  turns({ turns, branches }) {
+    if (!turns.length) return null;
+    const text = (turn, place) => `Turn ${place}${branches > 1 && turn.continues >= 0 ? ` continues turn ${turn.continues}` : ""}: reward ${number(turn.reward)}, advantage ${number(turn.advantage)}`;
+    return element("details", { class: "quiet small", "aria-label": "Turns" }, element("summary", {}, `Rewards of ${turns.length} turns`),
+      turns.map((turn, place) => element("div", {}, text(turn, place))));
   }
   strip(columns, sample) {
     const place = element("div", { class: "tokens", role: "listbox", "aria-label": `Tokens of sequence ${columns.sequence}` });

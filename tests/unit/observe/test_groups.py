@@ -18,6 +18,7 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.services.observe import group_reader
+from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
 from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, NumberRange, has_text
 
@@ -75,7 +76,9 @@ async def test_text_is_looked_for_in_what_is_said_and_in_calls(lab) -> None:
     assert not has_text(group, "assistant")
 
 
-async def judge(lab, group, seq: int, scores: list[float | None]) -> None:
+async def judge(
+    lab, group, seq: int, scores: list[float | None], turn_advantages: list[list[float] | None] | None = None
+) -> None:
     """Store a score by two raters, and the reward that follows."""
     about = {"group": group.id, "seq": seq, "item": group.item, "policy_step": 0}
     statuses = {"b": ["ok" if value is not None else "timeout" for value in scores]}
@@ -87,7 +90,7 @@ async def judge(lab, group, seq: int, scores: list[float | None]) -> None:
     await lab.bus.publish(subjects.event("score", "r", "live", group.env), encode(event), msg_id=f"s{seq}")
     reward = GroupReward(
         **about, verdict="trainable", scores=scores, rewards=scores, advantages=[-2.0, 1.0][: len(scores)],
-        snapshot="s", mean=0.5, std=0.5, range=1.0, n_valid=2,
+        snapshot="s", mean=0.5, std=0.5, range=1.0, n_valid=2, turn_advantages=turn_advantages or [],
     )  # fmt: skip
     commit = Commit(term="t", index=seq, cursors={}, delta=b"", crc32=0)
     event = RewardEvent(run="r", env=group.env, revision="live", advantage="grpo", commit=commit, groups=[reward])
@@ -165,6 +168,27 @@ async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it
     assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
     with pytest.raises(NotFoundError, match="no rollout of run r"):
         await read_group(lab.bus, CONFIG, "f" * 32)
+
+
+async def test_turns_and_branches_are_shown_with_their_rewards_and_advantages(lab) -> None:
+    group = lab.group(1, samples=3)
+    talk = [Message(role="user", content="q"), Message(role="assistant", content="a")]
+    sequences = msgspec.structs.replace(
+        group.sequences, sample_index=[0, 0, 1], rewards={"environment": [0.0, 1.0]}, turn_rewards=[[1.0, 2.0], [0.5]],
+        turn_parents=[[-1, -1], [-1]],
+    )  # fmt: skip
+    group = group.replace(sequences=sequences, messages=[talk, talk])
+    seq = await lab.store(group)
+    assert [len(one.turns) for one in (await read_group(lab.bus, CONFIG, group.id)).samples] == [2, 1]
+    await judge(lab, group, seq, [0.0, 1.0], [[3.0, -4.0], None])
+    view = await read_group(lab.bus, CONFIG, group.id)
+    assert view.row.advantage == 4.0
+    first, second = view.samples
+    assert (first.branches, second.branches) == (2, 1)
+    assert [(one.reward, one.advantage, one.continues) for one in first.turns] == [(1.0, 3.0, -1), (2.0, -4.0, -1)]
+    assert [(one.reward, one.advantage) for one in second.turns] == [(0.5, None)]
+    detail = await read_group_detail(lab.bus, CONFIG, group.id, TokenWindow(limit=100))
+    assert [one.advantages for one in detail.tokens] == [[0.0, 3.0, 3.0, 3.0], [0.0, -4.0, -4.0, -4.0], None]
 
 
 async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monkeypatch) -> None:
