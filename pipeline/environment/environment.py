@@ -135,7 +135,7 @@ class Environment:
 
     @property
     def waits_for(self) -> str | None:
-        """What samples wait for beside the model and this code, if that holds up the run; for a notice."""
+        """Say what samples wait for beside the model and this code, if that holds up the run; for a notice."""
         return None
 
     @property

@@ -121,7 +121,7 @@ def json_format(where: str, given: Any, inner: str | None = None) -> dict[str, A
 
     `inner`: the field in which it has its schema. Raises `DataError` for any other format.
     """
-    given = shaped(where, dict[str, Any], given)
+    given = convert_plain(where, dict[str, Any], given)
     match given.get("type"):
         case "text":
             return None
