@@ -38,6 +38,7 @@ def test_every_family_is_known(targets: list[Target]) -> None:
     assert {target.name.partition(".")[0] for target in targets} == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("family", NAMES)
 def test_hostile_input_is_refused_by_name_or_holds_together(targets: list[Target], family: str) -> None:

@@ -45,6 +45,7 @@ def test_sees_none_again(monkeypatch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 @pytest.mark.parametrize(("has_gpu", "outcome"), [(True, "3 passed"), (False, "1 failed, 1 passed, 1 skipped")])
 def test_only_marked_tests_see_the_gpu(tmp_path, monkeypatch, has_gpu, outcome):

@@ -53,6 +53,7 @@ def test_the_wheel_holds_every_module_below_lachesis_and_nothing_else(wheel: Pat
     assert any(name.endswith("LICENSE") for name in names - inside)
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_the_installed_wheel_imports_as_lachesis_and_leaves_the_common_names_alone(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"

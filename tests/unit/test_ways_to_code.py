@@ -146,6 +146,7 @@ def files_calling(*wanted: tuple[str | None, str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_import_by_a_computed_name_is_known() -> None:
     imports = [(None, name) for name in ("import_module", "__import__", "spec_from_file_location", "load_module",
                                          "run_path", "run_module", "exec_module", "load_source")]  # fmt: skip
@@ -153,6 +154,7 @@ def test_every_import_by_a_computed_name_is_known() -> None:
     assert files_calling((None, "load_attribute")) == BY_NAME.keys()
 
 
+@pytest.mark.slow
 def test_no_text_is_evaluated_and_nothing_is_unpickled() -> None:
     evaluated = [("", name) for name in ("eval", "exec", "compile", "execfile")]
     assert files_calling(*evaluated) == set()

@@ -36,6 +36,7 @@ def rows(path: Path) -> list[RolloutRow]:
     return [read_row(line.data) for line in read_lines(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -57,6 +58,7 @@ async def test_what_makes_something_of_history_says_what_of_it_is_lost(world: Wo
     assert "history is missing: sequences 7 to 9 of ROLLOUTS were lost by the server" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 async def test_rollouts_and_all_that_was_derived_come_out_and_the_rollouts_go_back(
     world: World, tmp_path: Path, kind: str
@@ -133,6 +135,7 @@ async def test_json_lines_load_whatever_is_null_at_first_where_the_columns_are_s
     assert (loaded.num_rows, loaded[0]["score"], loaded[-1]["score"]) == (199 * 8, None, 0.5)
 
 
+@pytest.mark.slow
 async def test_a_replayed_revision_and_a_selection(world: World) -> None:
     for n in range(1, 21):
         await world.store(a_group(n, step=n, env="words" if n % 2 else "sums"))
@@ -198,6 +201,7 @@ def size(path: Path) -> int:
         return -1
 
 
+@pytest.mark.slow
 async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> None:
     for n in range(1, 1500):
         await world.store(a_group(n, samples=16, tokens=64))
@@ -219,6 +223,7 @@ async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> N
     assert list(world.folder.glob("out.parquet*")) == []
 
 
+@pytest.mark.slow
 async def test_bad_lines_are_told_with_their_place(world: World, tmp_path: Path) -> None:
     for n in range(1, 4):
         await world.store(a_group(n))

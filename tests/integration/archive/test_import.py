@@ -53,6 +53,7 @@ def write(path: Path, *lines: dict[str, Any] | str) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_past_with_atropos_is_imported_into_a_new_run_and_scored_again(tmp_path: Path) -> None:
     world = World(tmp_path, None)  # type: ignore[arg-type] - no server runs, and none has
     older = {"inference_logprobs": None}  # as environments write that do not collect them
@@ -78,6 +79,7 @@ async def test_a_past_with_atropos_is_imported_into_a_new_run_and_scored_again(t
     assert (first["logprobs"][:3], first["messages"][0]["content"]) == ([0.0, 0.0, -0.5], "q0")
 
 
+@pytest.mark.slow
 async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -> None:
     path = write(
         world.folder / "past.jsonl", scored(1), "", scored(2, scores=[1.0]), scored(3, scores=[float("nan")] * 4),
@@ -101,6 +103,7 @@ async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -
     assert "leave --from out" in await world.refusal("import", "out.jsonl", "--from", "atropos", "--env", "sums")
 
 
+@pytest.mark.slow
 async def test_it_is_stored_once_beyond_the_window_of_duplicates(tmp_path: Path) -> None:
     async with a_world(tmp_path / "here", StreamsConfig(duplicate_window_s=1)) as world:
         for n in range(1, 9):
@@ -111,6 +114,7 @@ async def test_it_is_stored_once_beyond_the_window_of_duplicates(tmp_path: Path)
         assert len(await world.groups()) == 8
 
 
+@pytest.mark.slow
 async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         made = a_group(1)
@@ -130,6 +134,7 @@ async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: 
     assert (done["stored"], done["untrainable"]) == (1, 1)
 
 
+@pytest.mark.slow
 async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world: World, tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         for n in range(1, 61):
@@ -152,6 +157,7 @@ async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world:
         service.drain()
 
 
+@pytest.mark.slow
 async def test_a_governor_that_says_nothing_is_one(world: World, tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         await past.store(a_group(1))
@@ -166,6 +172,7 @@ async def test_a_governor_that_says_nothing_is_one(world: World, tmp_path: Path)
     assert await world.groups() == []
 
 
+@pytest.mark.slow
 async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         for n in range(1, 61):
@@ -187,6 +194,7 @@ async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Pat
         )
 
 
+@pytest.mark.slow
 async def test_killed_anywhere_it_goes_on_where_it_was(tmp_path: Path) -> None:
     async with a_world(tmp_path / "past") as past:
         made = [a_group(n) for n in range(1, 801)]

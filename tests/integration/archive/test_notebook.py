@@ -43,6 +43,7 @@ async def plant(world: World) -> None:
         await world.bus.publish(subjects.event("score", RUN, "live", "sums"), encode(event), msg_id=f"s{n}")
 
 
+@pytest.mark.slow
 async def test_the_tables_of_a_run_and_the_hack_in_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await plant(world)
     (world.folder / "runs" / RUN / "metrics.jsonl").write_text(

@@ -49,6 +49,7 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
     await world.assert_bounded()
 
 
+@pytest.mark.slow
 async def test_64_producers_at_once_never_pass_the_bound(nats_bus: NatsBus) -> None:
     config = make_config(batching={"batch_size": 16, "max_staleness": 1}, retry_s=0.5, words=2)
     world = World(nats_bus, config, step_s=0.02)
@@ -73,6 +74,7 @@ async def test_64_producers_at_once_never_pass_the_bound(nats_bus: NatsBus) -> N
     assert len(producers) >= 16, "a few producers take everything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_15_slow_environments_get_their_part_and_a_fast_one_the_rest(
     nats_bus: NatsBus, max_staleness: int

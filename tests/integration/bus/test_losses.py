@@ -6,6 +6,7 @@ import anyio
 import pytest
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import Delivery
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
@@ -74,7 +75,10 @@ async def test_a_lost_commit_that_was_overtaken_is_fenced(
         await lossy.commit(STATE, b"ours", expected=0, msg_id="a-0")
 
 
-async def test_a_commit_after_messages_that_were_deleted_blames_no_other_writer(nats_bus: NatsBus) -> None:
+async def test_a_commit_after_messages_that_were_deleted_blames_no_other_writer(
+    nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "BELIEVE_LOSS_S", 0.1)
     seq = await nats_bus.commit(STATE, b"0", expected=0, msg_id="a-0")
     await nats_bus._link.nc.jetstream().purge_stream(stream_name("run", LEDGER), subject=STATE)
     with pytest.raises(FencedError, match=f"nothing is left there, and {seq} was the last: it was deleted"):

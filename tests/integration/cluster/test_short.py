@@ -17,6 +17,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS, stream_name
 
 
+@pytest.mark.slow
 async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, streams_config: StreamsConfig) -> None:
     load = Load()
     with Cluster(tmp_path / "three nodes") as cluster:

@@ -16,6 +16,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 
 
+@pytest.mark.slow
 async def test_without_a_quorum_services_say_so_until_it_is_back(
     tmp_path: Path, streams_config: StreamsConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -140,6 +140,7 @@ def dev(
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_a_breakpoint_in_an_environment_stops_there_and_goes_on(folder: Path) -> None:
     code, out, err = dev(folder, "Breaks", said="p task.item, session.sample\nw\nc\n")
     assert code == 0, err
@@ -149,6 +150,7 @@ def test_a_breakpoint_in_an_environment_stops_there_and_goes_on(folder: Path) ->
     assert "optimizer step" in out
 
 
+@pytest.mark.slow
 def test_a_breakpoint_in_a_rater_stops_at_one_sample_after_another_for_as_long_as_it_takes(folder: Path) -> None:
     code, out, err = dev(folder, rater="breaks", said="p value\nimport time; time.sleep(3)\nc\n" + "p value\nc\n" * 3)
     assert code == 0, out + err

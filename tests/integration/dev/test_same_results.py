@@ -206,6 +206,7 @@ async def open_run(server: EmbeddedServer, config: RunConfig, streams: Any) -> A
             await bus.delete_stream(kind)
 
 
+@pytest.mark.slow
 async def test_a_group_of_dev_gets_the_same_in_services(
     nats_server: EmbeddedServer, streams_config: Any, folder: Folder
 ) -> None:

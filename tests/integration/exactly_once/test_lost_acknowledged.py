@@ -69,6 +69,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 async def test_a_newest_message_that_nobody_read_is_missed_and_recovered_from(
     tmp_path, folder, streams_config, monkeypatch
 ):

@@ -186,6 +186,7 @@ async def test_stages_that_live_through_it_end_and_their_next_lives_go_on_with_w
         assert [event.commit.index for event in found] == list(range(len(found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regrown", [False, True])
 async def test_rollouts_alone_that_went_back_are_refused(broker, regrown):
     async with await broker.connect() as bus:
@@ -288,6 +289,7 @@ async def test_newest_rollouts_that_the_server_cannot_read_any_more_are_no_trimm
                 await STAGES[stage](Service(bus, stage, RUN), CONFIG)
 
 
+@pytest.mark.slow
 async def test_annotations_alone_that_went_back_are_refused(broker):
     async with await broker.connect() as bus:
         world = World(bus)

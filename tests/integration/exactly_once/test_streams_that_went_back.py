@@ -124,6 +124,7 @@ def replaced(copies: Copies, to: Path, *streams: str) -> Path:
     return to
 
 
+@pytest.mark.slow
 async def test_any_stream_that_went_back_alone_is_named_and_recovered_from(copies, tmp_path, make_lab):
     config = config_of(copies)
     async with serving(replaced(copies, tmp_path / "whole")) as bus:

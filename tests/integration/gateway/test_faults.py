@@ -61,6 +61,7 @@ async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
+@pytest.mark.slow
 async def test_fault_1_a_kill_loses_no_group_and_nobody_has_to_register_again(
     world: World, http: httpx.AsyncClient
 ) -> None:

@@ -113,6 +113,7 @@ async def test_groups_are_held_while_the_trainer_stands_and_none_is_lost_when_it
     assert world.worst == 24
 
 
+@pytest.mark.slow
 async def test_kills_of_the_gateway_lose_nothing_and_store_nothing_twice(world: World, client: Client) -> None:
     world.trains.set()
     words = await client.register("words")

@@ -77,6 +77,7 @@ async def test_what_was_trimmed_is_known(nats_bus: NatsBus, monkeypatch: pytest.
     assert known(await opened(nats_bus), "a", "b", "c", "d", "e") == ["a", "b", "c", "d"]
 
 
+@pytest.mark.slow
 async def test_what_a_rolled_back_stream_lost_may_come_again(
     nats_bus: NatsBus, streams_config: StreamsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

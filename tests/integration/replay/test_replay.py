@@ -223,6 +223,7 @@ async def test_an_interrupted_replay_goes_on_where_it_was(world: World) -> None:
     assert await world.facts("paused") == await world.facts("whole")
 
 
+@pytest.mark.slow
 async def test_a_run_that_has_ended_is_scored_again_from_its_folder(tmp_path: Path) -> None:
     async with (
         EmbeddedServer(tmp_path / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,

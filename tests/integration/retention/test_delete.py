@@ -138,6 +138,7 @@ async def test_what_is_half_deleted_is_not_run_until_that_is_finished(world: Wor
     assert await bus.describe_streams() == []
 
 
+@pytest.mark.slow
 async def test_a_run_with_a_server_of_its_own_goes_with_its_folder_and_other_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,7 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
     assert not any("again" in one.holder for one in await collector._service_claims())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1, 2])
 async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, killed: int) -> None:
     await world.store(a_group(1))

@@ -318,6 +318,7 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
         await granted(bus, acquire())
 
 
+@pytest.mark.slow
 async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts(
     nats_bus: NatsBus, nats_server: EmbeddedServer
 ) -> None:

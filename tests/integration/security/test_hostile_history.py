@@ -42,6 +42,7 @@ def check_said(said: str, *places: str) -> None:
         assert place in said, said
 
 
+@pytest.mark.slow
 async def test_its_batches_are_compared_though_the_batcher_wrote_more(world: World) -> None:
     code, out, err = await world.lachesis("reproduce", "--batches-only")
     assert code == 1, "this ledger has other advantages than the streams"

@@ -74,6 +74,7 @@ async def plant(client: Client, places: list[str], data: list[bytes]) -> None:
     await client.flush(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("identity", PLANTED)
 async def test_what_one_key_stores_ends_no_command(server: Secured, tmp_path: Path, identity: str) -> None:
     places, data, commands = PLANTED[identity]

@@ -102,6 +102,7 @@ def test_run_without_a_name_lists_the_services() -> None:
     assert "rates rollouts" in done.stdout
 
 
+@pytest.mark.slow
 def test_schema_writes_what_check_accepts_and_notices_every_change(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     assert lachesis("schema", "--out", str(folder)).returncode == 0
@@ -116,6 +117,7 @@ def test_schema_writes_what_check_accepts_and_notices_every_change(tmp_path: Pat
         assert text in done.stderr
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "run.toml").write_text(

@@ -258,6 +258,7 @@ print(found, sys.modules.get("pycosat"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_reasoning_gym_is_imported_by_two_threads_at_once() -> None:
     done = subprocess.run(

@@ -98,6 +98,7 @@ def test_a_call_that_never_returns_is_named_and_ended(tmp_path: Path) -> None:
     assert "anyio" not in err
 
 
+@pytest.mark.slow
 def test_a_thread_that_never_returns_does_not_keep_the_process(tmp_path: Path) -> None:
     main = """
     began = anyio.Event()

@@ -128,6 +128,7 @@ def test_hostile_source_is_refused(source: bytes) -> None:
         find_environments(source)
 
 
+@pytest.mark.slow
 def test_source_of_the_largest_size_takes_little_memory() -> None:
     """A statement of two bytes takes the most of all."""
     filled = b"BaseEnv\n" + b"a\n" * ((MAX_SOURCE_BYTES - 8) // 2)

@@ -149,6 +149,7 @@ def test_a_step_that_the_learner_has_taken_back_leaves_whole_weights(policy, seg
     assert reader_of(tmp_path).check_version(named(policy, segment)) == 2
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_in_a_step_leaves_torn_weights_to_its_readers_and_nothing_to_others(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

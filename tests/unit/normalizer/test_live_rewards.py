@@ -116,6 +116,7 @@ async def live(lab, config, scorers, seed, monkeypatch, *, kill=False, neighbour
     return await rewards(lab)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [PLAIN, SHAPED, RELIABLE], ids=["plain", "shaped", "reliable"])
 @pytest.mark.parametrize(("scorers", "seed"), [(1, 7), (2, 1), (5, 2)])
 async def test_the_same_bits_for_one_scorer_and_for_more_killed_or_not(lab, config, scorers, seed, monkeypatch):
@@ -130,6 +131,7 @@ async def test_the_same_bits_for_one_scorer_and_for_more_killed_or_not(lab, conf
     assert again == once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [PLAIN, SHAPED, RELIABLE], ids=["plain", "shaped", "reliable"])
 async def test_what_neighbours_store_changes_no_reward_and_a_replay_gives_the_same_bits(lab, config, monkeypatch):
     alone = await live(lab, config, 1, 0, monkeypatch)
@@ -171,6 +173,7 @@ async def test_shaping_is_there_from_the_start_and_never_comes_back(lab, monkeyp
         assert item.advantages == pytest.approx([added - mean for added in item.shaping])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SHAPED, RELIABLE], ids=["shaped", "reliable"])
 async def test_a_replay_gives_the_same_bits_however_it_is_cut(lab, config, monkeypatch):
     once = await live(lab, config, 2, 5, monkeypatch)
@@ -196,6 +199,7 @@ async def test_a_replay_gives_the_same_bits_however_it_is_cut(lab, config, monke
     assert {item.group: item for item in found} == once
 
 
+@pytest.mark.slow
 async def test_raters_that_disagree_with_the_others_weigh_less(lab, monkeypatch):
     found = await live(lab, RELIABLE, 1, 0, monkeypatch)
     scores = {item.group: item for event in await lab.events("score", ScoreEvent) for item in event.groups}

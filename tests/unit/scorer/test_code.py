@@ -56,6 +56,7 @@ async def test_a_malformed_test_is_the_tasks_fault() -> None:
         await rated("print(1)", {"expected": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

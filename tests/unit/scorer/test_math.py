@@ -94,6 +94,7 @@ def sample(given: str, gold: str | None) -> Sample:
     return Sample(prompt="", completion=given, task={} if gold is None else {"answer": gold})
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> None:
     runner = math_runner(20.0)
@@ -144,6 +145,7 @@ def test_a_worker_whose_memory_is_half_full_ends_before_it_is_called(monkeypatch
     ended.assert_called_once_with(0)
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_a_worker_that_ended_is_replaced_and_its_answer_is_rated() -> None:
     rater = MathRater(workers=1)

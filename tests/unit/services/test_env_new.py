@@ -18,6 +18,7 @@ def new(*arguments: str) -> Result:
     return CliRunner().invoke(env_app, ["new", *arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 @pytest.mark.parametrize("kind", ["single", "tools", "dataset"])
 def test_what_is_written_passes_its_tests_and_loads(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

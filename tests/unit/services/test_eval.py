@@ -80,6 +80,7 @@ def evaluated(*arguments: str) -> tuple[int, list[dict[str, object]]]:
     return code, json.loads(out)["evaluations"]
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_models_side_by_side_on_the_tasks_that_training_never_draws(folder: Path, server: str, tmp_path: Path) -> None:
     other = tmp_path / "other"

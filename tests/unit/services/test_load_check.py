@@ -222,6 +222,7 @@ async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None
     refuse_failures(one for one in findings if one.level != "FAIL")
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     arguments = [*written(here, "quit"), "--set", "inference.policy.url=http://127.0.0.1:1"]

@@ -143,6 +143,7 @@ def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(called, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_modules_that_another_user_put_into_the_current_folder_are_not_imported(
     folder: Path, monkeypatch: pytest.MonkeyPatch

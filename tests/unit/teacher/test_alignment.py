@@ -203,6 +203,7 @@ def test_spans_cover_both_in_order_and_none_can_be_split(data, one, other):
     assert b"".join(student[: places[0]]) == data == b"".join(teacher[: places[1]])
 
 
+@pytest.mark.slow
 @given(st.text(max_size=8), st.binary(max_size=3))
 def test_text_is_cut_where_it_stops_being_text(text, rest):
     found = valid_text(text.encode() + rest)

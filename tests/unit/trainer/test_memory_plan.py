@@ -46,6 +46,7 @@ def test_weights_gradients_and_moments_are_those_of_the_parameters(plain):
     assert plain.reference == 0
 
 
+@pytest.mark.slow
 def test_activations_follow_the_micro_batch_the_precision_and_the_layers(plain):
     larger = planned(shape=StepShape(8, 128))
     assert larger.activations > 1.5 * plain.activations

@@ -99,6 +99,7 @@ def test_kl_of_a_step_is_that_of_the_policies_before_and_after(small_policy, bat
     assert unmeasured.step_kl is None
 
 
+@pytest.mark.slow
 def test_probe_takes_rows_evenly_and_no_more_than_it_may(small_policy, batch):
     data = batch(small_policy(), 0, rows=300)
     probe = StepProbe.of(data, torch.zeros(data.tokens_BT.shape), torch.device("cpu"))

@@ -71,11 +71,13 @@ def test_a_pool_is_the_same_everywhere_and_a_larger_one_continues_it() -> None:
     assert keyed.task(0).skill == f"spell_backward/{int(keyed.task(0).difficulty or 0)}"
 
 
+@pytest.mark.slow
 def test_an_exhausted_dataset_is_named() -> None:
     with pytest.raises(ConfigError, match=r"found only \d+ distinct prompts for split 'held_out' where size asks for"):
         ReasoningGym("basic_arithmetic", split="held_out", size=50_000, params={"max_terms": 2, "max_digits": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 async def test_datasets_are_scored_alike_before_and_after_the_wire(name: str) -> None:
     env = ReasoningGym(name, size=4)
@@ -95,6 +97,7 @@ async def test_datasets_are_scored_alike_before_and_after_the_wire(name: str) ->
         assert dataset.score_answer(reference, original) == 1.0
 
 
+@pytest.mark.slow
 async def test_the_environment_scores_in_a_process_of_its_own() -> None:
     env = ReasoningGym("spell_backward", size=3, params=SHORT, own_reward=True, answer_tag="answer")
     word = env.task(0).task["answer"]
@@ -130,6 +133,7 @@ except StartupError as error:
 """
 
 
+@pytest.mark.slow
 def test_reasoning_gym_works_without_pycosat() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_PYCOSAT], capture_output=True, text=True, timeout=50, check=False

@@ -80,6 +80,7 @@ def test_any_mask_tiles(seed):
     assert sum(span.length for span in sampled) == mask.sum()
 
 
+@pytest.mark.slow
 def test_the_back_end_needs_no_torch():
     names = ("extensions.tinker.backend", "extensions.tinker.serving", "trainer.stage")
     modules = [f"lachesis.pipeline.{name}" for name in names]

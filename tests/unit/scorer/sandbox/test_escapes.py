@@ -73,6 +73,7 @@ async def escape(code: str) -> tuple[str | None, list[int]]:
     return output, alive(mark)
 
 
+@pytest.mark.slow
 async def test_nothing_is_alive_after_the_verdict() -> None:
     survivors, outputs = {}, {}
     limiter = anyio.CapacityLimiter(6)

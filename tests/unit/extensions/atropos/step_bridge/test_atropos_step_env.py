@@ -107,6 +107,7 @@ def work(flag: Path, results: Any) -> None:
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("make")
 @pytest.mark.parametrize("kind", ["thread", "spawn", "fork"])
 def test_ids_are_the_engines_in_workers(kind: str, tmp_path: Path) -> None:

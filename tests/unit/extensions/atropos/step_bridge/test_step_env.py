@@ -120,11 +120,13 @@ def work(results: Any) -> None:
         raise
 
 
+@pytest.mark.slow
 def test_ids_are_the_engines_in_the_main_thread_and_for_a_builtin() -> None:
     assert play(GUESSING, {}) > 1
     assert play("reasoning_gym", {"dataset": "leg_counting", "size": 9, "own_reward": True}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["thread", "spawn", "fork"])
 def test_ids_are_the_engines_in_workers(kind: str) -> None:
     if kind == "thread":
