@@ -3,8 +3,8 @@
 
     python .ci/prose.py
 
-Reports a name in backticks that occurs nowhere in the code, "a" before a vowel, and words of the former dialect. Exit
-code 1 if anything is found.
+Reports a name in backticks that occurs nowhere in the code, a file that a docstring or comment points to and that does
+not exist, "a" before a vowel, and words of the former dialect. Exit code 1 if anything is found.
 """
 
 import ast
@@ -36,6 +36,12 @@ EXAMPLES = frozenset({"_INBOX_SERVICE", "concise", "one", "shopping"})
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
+PLACE = re.compile(
+    r"(?<![\w./<{*-])((?:[a-z_]\w*/){2,}[a-z_]\w*(?:\.py)?|(?:[a-z_]\w*/)*[a-z_]\w*\.py)"
+    r"(?![\w/<{*-]|\.\w)"
+)
+"""A file or folder of the tree, or the end of its path: two folders at least, or `.py`."""
+EXAMPLE_PLACES = frozenset({"path/to/file.py", "health/shop/truncated", "reward/shop/rater/format"})
 DIALECT = re.compile(
     r"(?im)\b(?:told|whoever|whom|(?<!user )nobody|lest|anew|of\s+late|what\s+goes\s+in|what\s+comes\s+out"
     r"|go(?:es)?\s+by)\b"
@@ -105,7 +111,12 @@ def main() -> int:
             prose += texts
     pages = [*ROOT.glob("*.md"), *(path for path in products if path.suffix == ".md")]
     prose += [Text(path, 1, path.read_text()) for path in sorted(pages)]
-    faults = sorted(fault for text in prose for fault in faults_of(text, words))
+    places = set(EXAMPLE_PLACES)
+    for path in files(CODE):
+        for place in (path, path.with_suffix(""), path.parent):
+            parts = place.relative_to(ROOT).parts
+            places.update("/".join(parts[i:]) for i in range(len(parts)))
+    faults = sorted(fault for text in prose for fault in (*faults_of(text, words), *unknown_places(text, places)))
     for path, line, fault in faults:
         print(f"{path.relative_to(ROOT)}:{line}: {fault}")
     return bool(faults)
@@ -123,6 +134,14 @@ def faults_of(text: Text, words: set[str]) -> Iterator[tuple[Path, int, str]]:
             yield text.path, line_of(text, match), f'"{" ".join(match[0].split())}": say it in plain English'
     for match in ARTICLE.finditer(text.text):
         yield text.path, line_of(text, match), f'"{match[0]}": an'
+
+
+def unknown_places(text: Text, places: set[str]) -> Iterator[tuple[Path, int, str]]:
+    """Yield file, line and fault of each place that a docstring or comment names and the tree does not have."""
+    if text.path.suffix == ".py":
+        for match in PLACE.finditer(text.text):
+            if match[1] not in places:
+                yield text.path, line_of(text, match), f"{match[1]}: there is no such file or folder"
 
 
 def blank(match: re.Match[str]) -> str:
