@@ -130,7 +130,7 @@ class Joiner:
 
     def unreadable(self, seq: int, env: str, reason: str) -> None:
         """Add a message of ROLLOUTS that is no rollout: its outcome is dead."""
-        member = self._admit(PendingRollout(seq, env, None, 0))
+        member = self._admit(PendingRollout(seq, env, plan=None, stored_ns=0))
         if member is not None:
             self._settle(member, "dead", reason)
             self._early.drop_up_to(self.frontier)
@@ -280,17 +280,17 @@ class Joiner:
         elif all(value is None for value in reward.advantages):
             self._settle(member, "unscorable", "called trainable, but every advantage is missing")
         elif self._config.teacher == "off":
-            self._make_ready(member, plan, reward, None)
+            self._make_ready(member, plan, reward, teacher=None)
         elif teacher is not None and teacher.stored is not None:
-            self._make_ready(member, plan, reward, teacher.stored)
+            self._make_ready(member, plan, reward, teacher=teacher.stored)
         elif teacher is not None or member.without_teacher:
             if self._config.teacher == "required":
                 why = teacher.reason if teacher else f"nothing in {self._config.teacher_deadline_s} s"
                 self._settle(member, "unscorable", f"teacher: {why}")
             else:
-                self._make_ready(member, plan, reward, None)
+                self._make_ready(member, plan, reward, teacher=None)
 
-    def _make_ready(self, member: PendingRollout, plan: Plan, reward: GroupReward, teacher: int | None) -> None:
+    def _make_ready(self, member: PendingRollout, plan: Plan, reward: GroupReward, *, teacher: int | None) -> None:
         self.ready[member.seq] = group_ref(member.seq, member.env, plan, reward, teacher)
 
     def to_whiten(self, seqs: Iterable[int]) -> dict[int, list[int]]:

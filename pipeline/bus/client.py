@@ -202,15 +202,15 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         except FrameError as error:
             self._left.append(error)
 
-    async def _deal_with(self, one: Frame | Exception) -> None:
-        if isinstance(one, FrameError):
-            raise one
-        if isinstance(one, Exception):
-            await self._error_cb(one)
-        elif one.sid:
-            await self._process_msg(*one[:3], one.data, one.header)
+    async def _deal_with(self, received: Frame | Exception) -> None:
+        if isinstance(received, FrameError):
+            raise received
+        if isinstance(received, Exception):
+            await self._error_cb(received)
+        elif received.sid:
+            await self._process_msg(*received[:3], received.data, received.header)
         else:
-            verb, _, text = one.data.partition(b" ")
+            verb, _, text = received.data.partition(b" ")
             match verb.upper():
                 case b"PING":
                     await self._process_ping()
@@ -223,7 +223,7 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
                 case b"+OK":
                     pass
                 case _:
-                    raise FrameError(f"{one.data[:80]!r} is nothing that a server sends")
+                    raise FrameError(f"{received.data[:80]!r} is nothing that a server sends")
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         return parse_headers(headers) if headers else None

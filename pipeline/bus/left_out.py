@@ -50,5 +50,5 @@ async def read_noted(bus: Bus) -> LeftOut:
         return NOTHING
 
 
-def _union(one: LeftOut, other: LeftOut) -> LeftOut:
-    return {stream: {*one.get(stream, ()), *other.get(stream, ())} for stream in {*one, *other}}
+def _union(first: LeftOut, second: LeftOut) -> LeftOut:
+    return {stream: {*first.get(stream, ()), *second.get(stream, ())} for stream in {*first, *second}}

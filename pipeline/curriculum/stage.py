@@ -118,12 +118,12 @@ def load_items(settings: CurriculumEnv, record: HeldOutRecord | None) -> ItemPoo
     return items_of(env, settings.held_out.split(item_keys_of(env), record).tasks)
 
 
-async def _run_env(service: Service, settings: CurriculumSettings, env: str, one: CurriculumEnv) -> None:
+async def _run_env(service: Service, settings: CurriculumSettings, env: str, env_settings: CurriculumEnv) -> None:
     items = None
-    if not one.is_foreign:
-        await service.starts_with(f"loading environment {env} ({one.kind})")
+    if not env_settings.is_foreign:
+        await service.starts_with(f"loading environment {env} ({env_settings.kind})")
         record = await read_held_out(service, env)
-        items = await anyio.to_thread.run_sync(load_items, one, record)
+        items = await anyio.to_thread.run_sync(load_items, env_settings, record)
     writer = CurriculumWriter(service, settings, env, items)
     await writer.open()
     await writer.follow()

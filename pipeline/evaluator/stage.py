@@ -115,33 +115,33 @@ class _PolicyRefusedError(DataError):
     """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
 
 
-def _doubt(one: _ScheduledEnv) -> str | None:
+def _doubt(scheduled: _ScheduledEnv) -> str | None:
     """Return why an environment cannot be evaluated, or why its evaluations cannot be trusted."""
-    if (reason := one.evaluated.reason_without_tasks()) is not None:
+    if (reason := scheduled.evaluated.reason_without_tasks()) is not None:
         return reason
-    newest = one.newest
+    newest = scheduled.newest
     if newest is None:
         return None
     pairs = (
-        zip(newest.task_keys, one.evaluated.keys, strict=False)
+        zip(newest.task_keys, scheduled.evaluated.keys, strict=False)
         if newest.task_keys
-        else zip(newest.tasks, one.evaluated.tasks, strict=False)
+        else zip(newest.tasks, scheduled.evaluated.tasks, strict=False)
     )
     if any(then != now for then, now in pairs):
         return (
-            f"environment {one.name} is evaluated on other tasks than up to step {newest.policy_step}, since seed, "
-            "tasks or evaluate.held_out changed: they may have been trained on"
+            f"environment {scheduled.name} is evaluated on other tasks than up to step {newest.policy_step}, since "
+            "seed, tasks or evaluate.held_out changed: they may have been trained on"
         )
     return None
 
 
-def _failing(one: _ScheduledEnv, event: EvalEvent) -> str | None:
+def _failing(scheduled: _ScheduledEnv, event: EvalEvent) -> str | None:
     """Say how to have raters judge, where an environment that judges itself finds hardly anything right; else None."""
-    if event.avg > _HARDLY_ANY or one.evaluated.settings.success_rater is not None:
+    if event.avg > _HARDLY_ANY or scheduled.evaluated.settings.success_rater is not None:
         return None
     return (
-        f"at most {_HARDLY_ANY:.0%} of the answers to held-out tasks of {one.name} are right by the environment's own "
-        f"judgement; if a rater tells better, name it in environments.{one.name}.success_rater"
+        f"at most {_HARDLY_ANY:.0%} of the answers to held-out tasks of {scheduled.name} are right by the "
+        f"environment's own judgement; if a rater tells better, name it in environments.{scheduled.name}.success_rater"
     )
 
 
@@ -154,12 +154,12 @@ class _Evaluator:
         """By environment: the held-out tasks with prompts beyond the context."""
         self.receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
 
-    async def open(self, name: str, one: EvaluatedEnvSettings) -> _ScheduledEnv:
+    async def open(self, name: str, settings: EvaluatedEnvSettings) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
-        await self.service.starts_with(f"loading environment {name} ({one.config.kind})")
-        record = await read_held_out(self.service, name) if one.held_out.holds_out else None
+        await self.service.starts_with(f"loading environment {name} ({settings.config.kind})")
+        record = await read_held_out(self.service, name) if settings.held_out.holds_out else None
         keep_record(self.settings.folder, name, record)
-        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, one, name, record)
+        evaluated = await anyio.to_thread.run_sync(load_evaluated_env, settings, name, record)
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
         newest: EvalEvent | None = None
@@ -187,24 +187,24 @@ class _Evaluator:
         except SchemaError:
             return math.inf
 
-    async def evaluate(self, record: PolicyRecord, one: _ScheduledEnv, items: int) -> bool:
+    async def evaluate(self, record: PolicyRecord, scheduled: _ScheduledEnv, items: int) -> bool:
         """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""
         try:
             async for attempt in self.service.retrying(f"evaluate {record.version}"):
                 with attempt:
-                    event = await self._measure(record, one.evaluated, items)
+                    event = await self._measure(record, scheduled.evaluated, items)
         except InfrastructureError:  # draining
             return False
         except _PolicyRefusedError:
             raise
         except (AccessError, DataError, EnvironmentCodeError, ConfigError) as error:
-            if not isinstance(error, AccessError | DataError) and not self._holds_out(one.name):
+            if not isinstance(error, AccessError | DataError) and not self._holds_out(scheduled.name):
                 raise  # if no evaluation was configured, the run goes on without
-            self.set_problem(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
+            self.set_problem(scheduled.name, f"policy {record.version} was not evaluated on {scheduled.name}: {error}")
             return False
         self.service.mark_ok()
         self.set_problem("policy", None)
-        self.set_problem(one.name, _failing(one, event))
+        self.set_problem(scheduled.name, _failing(scheduled, event))
         await self._publish(event)
         return True
 
@@ -224,7 +224,7 @@ class _Evaluator:
             text = f"environment {env}: {len(known)} held-out tasks leave no room for an answer in the context, so they"
             self.service.set_problem(f"{env} too long", f"{text} are not judged: {named}")
 
-    async def _measure(self, record: PolicyRecord, one: EvaluatedEnv, items: int) -> EvalEvent:
+    async def _measure(self, record: PolicyRecord, evaluated: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()
         client = await self.directory.current()
         if await client.weight_version() != record.version:
@@ -234,21 +234,21 @@ class _Evaluator:
                     self.service.set_note("digest", await client.update_weights(path, record.version))
             except (AccessError, DataError, NotFoundError) as error:
                 raise _PolicyRefusedError(str(error)) from error
-        result = await one.measure(
+        result = await evaluated.measure(
             client,
             items=items,
-            greedy=items >= min(self.settings.evaluate.items, len(one.tasks)),
+            greedy=items >= min(self.settings.evaluate.items, len(evaluated.tasks)),
             policy_version=record.version,
             report=self.service.report_wait,
         )
-        self.note_too_long(one.name, result.too_long)
+        self.note_too_long(evaluated.name, result.too_long)
         if result.avg_at_k is None or result.pass_at_k is None:
-            raise DataError(f"environment {one.name} judged none of {result.items} items")
-        known = dict(zip(one.tasks, one.keys, strict=True))
+            raise DataError(f"environment {evaluated.name} judged none of {result.items} items")
+        known = dict(zip(evaluated.tasks, evaluated.keys, strict=True))
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
         return EvalEvent(
             run=self.service.run,
-            env=one.name,
+            env=evaluated.name,
             revision=self.service.revision,
             policy_version=record.version,
             policy_step=record.policy_version.step,

@@ -44,7 +44,7 @@ async def read_ledger_end(bus: Bus, settings: LedgerSettings, *, patience_s: flo
     entry, entry_seq, seq = await newest_entry(bus, run, trainer, newer="refuse")
     await check_evidence(bus, settings, is_empty=entry is None)
     if entry is None:
-        return LedgerEnd(None, 0, seq, StreamMarks())
+        return LedgerEnd(entry=None, entry_seq=0, seq=seq, marks=StreamMarks())
     before = await entry_before(bus, run, trainer, entry, entry_seq)
     await refuse_misfit(bus, entry, entry_seq, before)
     await check_rollouts(bus, entry)

@@ -181,12 +181,12 @@ def _without_overlaps(losses: list[StreamLoss]) -> list[StreamLoss]:
     return found
 
 
-async def _is_beyond_belief(bus: NatsBus, one: Contradiction) -> bool:
+async def _is_beyond_belief(bus: NatsBus, contradiction: Contradiction) -> bool:
     """Whether a mark names a sequence that the stream cannot have held.
 
     Such a mark is written again, and the stream is not filled up to it.
     """
-    return one.seq > (await bus.usage(one.stream)).last + MAX_LOST
+    return contradiction.seq > (await bus.usage(contradiction.stream)).last + MAX_LOST
 
 
 async def _first_lost(bus: NatsBus, stream: str, last: int, before_ns: int) -> int:

@@ -18,7 +18,7 @@ def shown_vitals(stage: StageVitals) -> StageVitals:
     return msgspec.structs.replace(stage, note=note, notices=[shown_notice(one) for one in stage.notices])
 
 
-def shown_notice(one: Notice) -> Notice:
+def shown_notice(notice: Notice) -> Notice:
     """Return a notice with texts that hold no secrets."""
-    texts = {name: without_secrets(getattr(one, name)) for name in ("what", "why", "mend")}
-    return msgspec.structs.replace(one, **texts)
+    texts = {name: without_secrets(getattr(notice, name)) for name in ("what", "why", "mend")}
+    return msgspec.structs.replace(notice, **texts)

@@ -76,5 +76,5 @@ def bounded_mismatches(steps: Sequence[Mismatch], max_bytes: int = MAX_MISMATCH_
     ]
 
 
-def _badness(one: EnvMismatch) -> float:
-    return math.inf if one.k3 is None else one.k3
+def _badness(mismatch: EnvMismatch) -> float:
+    return math.inf if mismatch.k3 is None else mismatch.k3

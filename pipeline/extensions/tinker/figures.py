@@ -85,7 +85,7 @@ def mismatch_of(
             sums.append(_distance_sums(log_w))
     total = mismatch_by_env([summed_by([""] * len(sums), sums)]).get("")
     if total is None:
-        return Mismatch(None, None, None, None)
+        return Mismatch(k1=None, k3=None, ratio=None, ess=None)
     return Mismatch(total.k1, total.k3, total.ratio, total.ess, envs=mismatch_by_env([summed_by(names, sums)]))
 
 

@@ -183,8 +183,21 @@ class TinkerSampler:
             future.set_exception(error)
             return
         if result is None:  # a pause has ended it
-            aborted = SampleResult([], [], [], "abort", None, [])
-            result = GenerationResult([aborted] * params.n, None, queued_ns, None, time.perf_counter_ns())
+            aborted = SampleResult(
+                token_ids=[],
+                logprobs=[],
+                top_logprobs=[],
+                finish_reason="abort",
+                stop_reason=None,
+                weight_versions=[],
+            )
+            result = GenerationResult(
+                samples=[aborted] * params.n,
+                prompt_logprobs=None,
+                queued_ns=queued_ns,
+                joined_ns=None,
+                ended_ns=time.perf_counter_ns(),
+            )
         elif listener is not None:
             _report(result, listener)
         future.set_result(result)

@@ -75,11 +75,11 @@ class GenerationResult:
         """Return the requests of one call as one: all samples, from the first queued to the last ended."""
         joined_ns = [one.joined_ns for one in results if one.joined_ns is not None]
         return cls(
-            [sample for one in results for sample in one.samples],
-            None,
-            min(one.queued_ns for one in results),
-            min(joined_ns, default=None),
-            max(one.ended_ns for one in results),
+            samples=[sample for one in results for sample in one.samples],
+            prompt_logprobs=None,
+            queued_ns=min(one.queued_ns for one in results),
+            joined_ns=min(joined_ns, default=None),
+            ended_ns=max(one.ended_ns for one in results),
         )
 
 

@@ -79,9 +79,9 @@ class NextLeases:
         self._end(found, now_s)
         return [found.lease]
 
-    def _end(self, one: _NextLease, now_s: float) -> None:
-        self._leases.remove(one)
-        self._learn(now_s - one.granted_s)
+    def _end(self, lease: _NextLease, now_s: float) -> None:
+        self._leases.remove(lease)
+        self._learn(now_s - lease.granted_s)
 
     def _learn(self, took_s: float) -> None:
         self._longest_s = max(took_s, _FADES * (self._longest_s or 0.0))
