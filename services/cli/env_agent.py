@@ -28,8 +28,10 @@ from lachesis.services.output import print_json, print_table, printable
 __all__ = ["env_agent"]
 
 _MAX_TEXT = 60
-_RANDOM_TOKENS = 32
-"""New tokens of an answer where the model is a random one, which seldom ends by itself."""
+_RANDOM_TOKENS = 400
+"""New tokens of an answer where the model is a random one: most end by themselves before."""
+_RANDOM_CONTEXT = 1 << 16
+"""Tokens of its context; each is a character, and prompts of frameworks are long."""
 
 
 class AgentCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ def _random_model(folder: Path) -> str:
     """Return the folder of a new tiny model whose words mean nothing."""
     from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
-    save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=8192), folder)
+    save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=_RANDOM_CONTEXT), folder)
     return str(folder)
 
 

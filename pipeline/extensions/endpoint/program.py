@@ -29,7 +29,8 @@ SESSION_URL = "LACHESIS_SESSION_URL"
 TASK_FILE = "LACHESIS_TASK"
 _LAST_WORDS_S = 1.0
 """Seconds for which the output of a program that has ended is still read."""
-_KEPT_BYTES = 2048
+_KEPT_BYTES = 1600
+"""Of the end of a program's output; an error with it is cut at 2,000 characters, and its last words matter most."""
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 

@@ -97,6 +97,7 @@ CALL = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
         (CALL + "raise SystemExit(3)", {}, "status 3"),
         (CALL + "import time; time.sleep(1000)", {"time_limit_s": 3.0}, "time_limit_s"),
         ("while True: print('x' * 1000)", {"output_bytes": 100_000}, "output_bytes"),
+        ("print('x' * 9000 + ' the last words')", {}, "the last words"),
         ("pass", {"reward": "raters"}, "no answer of the model"),
         (CALL + "raise SystemExit(3)", {"reward": "raters"}, "status 3"),
     ],
