@@ -135,7 +135,7 @@ class Environment:
 
     @property
     def waits_for(self) -> str | None:
-        """Say what samples wait for beside the model and this code, if that holds up the run; for a notice."""
+        """Describe what samples wait for beside the model and this code, for a notice; None: for nothing."""
         return None
 
     @property

@@ -34,6 +34,11 @@ __all__ = [
 ]
 
 
+KEEP_ALIVE_S = 75
+"""Well above the 5 s after which common clients (httpx, and so OpenAI's and Anthropic's) drop a connection: one that
+the server closes first may be closed under a request that was just sent, which not every client sends again."""
+
+
 class RequestCounter:
     """An ASGI application that reports each request for one of `paths` to `answered` once it is answered.
 
@@ -230,11 +235,20 @@ class HttpServer(CancellableServer):
     """A server inside a service, to be served by `serve_until_cancelled` with `stop_on_drain` beside it."""
 
     @classmethod
-    def over(cls, app: ASGIApp, *, head_s: float, grace_s: int, max_connections: int | None = None) -> Self:
+    def over(
+        cls,
+        app: ASGIApp,
+        *,
+        head_s: float,
+        grace_s: int,
+        max_connections: int | None = None,
+        keep_alive_s: int = KEEP_ALIVE_S,
+    ) -> Self:
         """Return the server of an application, which does not name itself.
 
         `head_s`: seconds in which a request's headers must have arrived. `grace_s`: seconds that requests under way
-        have to end once it stops. `max_connections`: from how many on more are refused; None: no bound.
+        have to end once it stops. `max_connections`: from how many on more are refused; None: no bound. `keep_alive_s`:
+        seconds after which a connection without a request is closed.
         """
         return cls(
             uvicorn.Config(
@@ -245,6 +259,7 @@ class HttpServer(CancellableServer):
                 http=http_within(head_s),
                 limit_concurrency=max_connections,
                 timeout_graceful_shutdown=grace_s,
+                timeout_keep_alive=keep_alive_s,
             )
         )
 

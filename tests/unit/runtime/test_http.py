@@ -56,3 +56,10 @@ async def test_no_answer_waits_until_the_client_has_acknowledged_its_headers() -
                     accepted = connection.transport.get_extra_info("socket")
                     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 tasks.cancel_scope.cancel()
+
+
+def test_a_connection_outlives_its_clients_patience() -> None:
+    """Else the server may close it under a request that the client has just sent."""
+    patience_s = httpx.AsyncClient()._transport._pool._keepalive_expiry  # type: ignore[attr-defined]
+    server = HttpServer.over(Starlette(), head_s=1.0, grace_s=1)
+    assert server.config.timeout_keep_alive > 2 * patience_s
