@@ -41,6 +41,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
 TURNS = 6
 PAUSE_S = 0.3
+ATTEMPTS = 4
 CONFIG = """
 run = "bench"
 model = "model"
@@ -64,10 +65,20 @@ held_out = 0
 
 
 async def chat(http: httpx.AsyncClient, key: str, history: list[Any], *, stream: bool = False, **more: Any) -> Any:
-    """Return the first answer's message; `stream`: put together from events, as an SDK does."""
+    """Return the first answer's message; `stream`: put together from events, as an SDK does.
+
+    A connection that broke is made again, and the request repeated as a retry, as SDKs do.
+    """
     headers = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
     body = {"model": "policy", "messages": history, "stream": stream, **more}
-    answer = await http.post("/v1/chat/completions", headers=headers, json=body)
+    for retries in range(1, ATTEMPTS + 1):
+        try:
+            answer = await http.post("/v1/chat/completions", headers=headers, json=body)
+            break
+        except httpx.TransportError:
+            if retries == ATTEMPTS:
+                raise
+            headers["x-stainless-retry-count"] = str(retries)
     answer.raise_for_status()
     if not stream:
         return answer.json()["choices"][0]["message"]
