@@ -8,7 +8,6 @@ model's answer cannot have caused that. Any other infrastructure failure may hav
 abandons the whole group, so that no kind of answer is filtered out.
 """
 
-import contextlib
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -333,17 +332,22 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
     """Return the sample's rewards by component, or the bug that cost it."""
     try:
         with HOOKS.move_on_after(env.rollout_timeout_s):
-            with refuse_ending("its code"), contextlib.suppress(SampleEnded):
-                await env.rollout(task, session)
+            with refuse_ending("its code"):
+                try:
+                    await env.rollout(task, session)
+                except SampleEnded as ended:
+                    if ended.fork:
+                        raise
             if session.failure is None:
                 with refuse_ending("its code"):
                     return _checked(env, session, await _reward(env, task, session))
     except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
         raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
         if isinstance(raised, SampleEnded):
-            raised = EnvironmentCodeError(
-                f"{type(env).__name__}.rollout: one of several branches could not go on (turn limit, context, or its "
-                "last turn was cut), and the others were cancelled: catch lachesis.SampleEnded in each branch"
+            return EnvironmentCodeError(
+                f"{type(env).__name__}.rollout: {raised}: it has had max_turns ({env.max_turns}), its context is full, "
+                "or its last turn was cut; where branches run, catch lachesis.SampleEnded in each, so that the others "
+                "go on"
             )
         if session.failure is None:
             if isinstance(raised, LachesisError) and not isinstance(raised, EnvironmentCodeError | ToolError):

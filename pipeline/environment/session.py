@@ -43,9 +43,14 @@ _MAX_FORKS = 1024
 class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
     """Raised by `generate` when no further turn is possible: turn limit, context full, or the last turn was cut.
 
-    An environment need not catch it, except in branches of a conversation (`Session.fork`), which it ends one by one.
-    The sample stands as it is and is judged.
+    An environment need not catch it, except in branches of a conversation (`Session.fork`): one that ends must not end
+    the others. The sample stands as it is and is judged.
     """
+
+    def __init__(self, fork: str = "") -> None:
+        """`fork`: of which branch the conversation is over, "": of the sample's own."""
+        super().__init__(f"fork {fork} can have no further turn" if fork else "the sample can have no further turn")
+        self.fork = fork
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +149,12 @@ class Session(SequenceDraft):
         sampling: SamplingParams,
         max_turns: int,
         calls: SessionCalls | None = None,
+        may_fork: bool = True,
     ) -> None:
-        """`calls`: those recorded of the sample, to which further ones are added; None: they are not recorded."""
+        """`calls`: those recorded of the sample, to which further ones are added; None: they are not recorded.
+
+        `may_fork`: False if its turns are made by code that knows one conversation alone.
+        """
         super().__init__()
         self.task = task
         self.sample = sample
@@ -163,6 +172,7 @@ class Session(SequenceDraft):
         self.newest_call: int | None = None
         """The call that was answered last, None before the first."""
         self._is_generating = False
+        self._may_fork = may_fork
         self._max_turns = max_turns
         self._requests = requests
         self._sampling = sampling
@@ -175,7 +185,7 @@ class Session(SequenceDraft):
     def of_group(cls, task: Task, sample: int, requests: InferenceRequests, sampling: SamplingParams) -> "Session":
         """Return an empty session, to be filled, for a sample that a `GroupEnvironment` made."""
         opening = SharedFirstTurn(requests, [], [sample], sampling)
-        return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0)
+        return cls(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=0, may_fork=False)
 
     @property
     def requests(self) -> InferenceRequests:
@@ -271,10 +281,10 @@ class Session(SequenceDraft):
         place = f"{self._place}.{number}" if self._place else str(number)
         if self._is_generating:
             raise EnvironmentCodeError("session.fork(): the session generates; await its session.generate() first")
-        if self._max_turns < 1 or (self.replies and self.newest_call is None):
+        if not self._may_fork or (self.replies and self.newest_call is None):
             raise EnvironmentCodeError(
-                "session.fork(): this environment adds its turns by itself, so there is nothing to go on from; fork "
-                "sessions whose turns are made by session.generate()"
+                "session.fork(): in a group, an agent or a StepEnv, other code makes the turns, and knows one "
+                "conversation alone; fork where the environment's own rollout() calls session.generate()"
             )
         if shared.forks >= _MAX_FORKS or len(place) > MAX_FORK_CHARS:
             raise EnvironmentCodeError(
@@ -343,7 +353,7 @@ class Session(SequenceDraft):
         if self.failure is not None:
             raise self.failure
         if self.replies and (self.turns_left <= 0 or self.finish_reason == "length"):
-            raise SampleEnded
+            raise SampleEnded(self._place)
         if self._is_generating:
             raise EnvironmentCodeError("session.generate(): the session generates already; fork it for each branch")
         self._is_generating = True
@@ -353,7 +363,7 @@ class Session(SequenceDraft):
         except LachesisError as error:
             if self.replies and isinstance(error, PromptTooLongError):  # by what was added to it: the task itself fits
                 self.finish_reason = "length"
-                raise SampleEnded from error
+                raise SampleEnded(self._place) from error
             self.failure = error
             raise
         finally:
@@ -480,7 +490,7 @@ class Session(SequenceDraft):
         room = requests.room(len(prompt_ids), sampling)
         if room is not None and room < 1:
             self.finish_reason = "length"
-            raise SampleEnded
+            raise SampleEnded(self._place)
         seeded = self._seeded(len(self.replies))
         (generation,) = await requests.generate(prompt_ids, 1, seeded)
         turn = await requests.finish(prompt_ids, generation, seeded)

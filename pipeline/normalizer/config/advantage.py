@@ -36,8 +36,9 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Keyword arguments of an estimator of your own. Default none."""
     turn_discount: float = 1.0
     """Weight of a turn's reward for each turn before it, relative to the turn after that: 0 credits each turn with its
-    own reward alone, 1 with all later ones as well. For environments that give rewards of turns, which go with the
-    estimators centred, dr_grpo and rloo; the formula is in `normalizer/logic/turns.py`. Default 1."""
+    own reward alone, 1 with all later ones as well, the mean of them where the conversation has branches. For
+    environments that give rewards of turns, which go with the estimators centred, dr_grpo and rloo; the formula is in
+    `normalizer/logic/turns.py`. Default 1."""
     promotable: list[CodePath] = []
     """Estimators of your own, in addition to `estimator`, that a promotion may bring in: a promotion is a message, and
     may name no other code. The parameters that come with it may be numbers and switches. Default none."""

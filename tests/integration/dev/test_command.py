@@ -58,6 +58,13 @@ class Away(Counts):
     def reward(self, task, session):
         raise ConnectionError("the judge of rewards is away")
 
+class Forks(Counts):
+    async def rollout(self, task, session):
+        branches = [session.fork() for _ in range(2)]
+        await session.generate()
+        for branch in branches:
+            branch.reward_turn(len((await branch.generate()).text) / 8)
+
 class Indifferent(Counts):
     def reward(self, task, session):
         return 1.0
@@ -190,6 +197,15 @@ def test_a_sample_that_fails_is_left_out_with_its_reason(folder: Path) -> None:
     assert f"sample 2 is left out: ValueError: not this one (mine.py:{line('not this one')} in reward)" in out
     assert "optimizer step" in out
     assert err.startswith("RaisesOnce, item '0', sample 2:\nTraceback")
+
+
+@pytest.mark.slow
+def test_branches_and_the_rewards_of_their_turns_are_shown_and_trained(folder: Path) -> None:
+    code, out, err = dev(folder, "Forks")
+    assert code == 0, err
+    assert "branches ┃ turn rewards" in out
+    assert "turn advantages" in out
+    assert "optimizer step" in out
 
 
 @pytest.mark.slow

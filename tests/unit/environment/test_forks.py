@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 from lachesis import Environment, SampleEnded, Session, Task
+from lachesis.pipeline.environment.config import CollectConfig
+from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -117,6 +121,17 @@ async def test_the_sequences_lie_by_place_whenever_they_were_generated() -> None
     assert [one.loss_mask.tolist() for one in first.sequences] == [one.loss_mask.tolist() for one in second.sequences]
 
 
+async def test_the_example_credits_each_answer_to_a_plan() -> None:
+    env = load_environment(f"{Path(__file__).parents[2]}/examples/branches.py:Branches")
+    group = await group_of(env, lambda prompt, call: "99900" if call % 2 and "Then do it" in prompt else "plan")
+    assert group.sequences.turn_parents == [[-1, 0, 0, 0]] * 2
+    rewards = group.sequences.turn_rewards or []
+    assert group.sequences.rewards == {"environment": [sum(turns) / 3 for turns in rewards]}
+    assert {value for turns in rewards for value in turns[1:]} == {0.0, 1.0}
+    assert group.sequences.branches == [3, 3]
+    assert [len(talk) for talk in group.messages] == [2, 2]
+
+
 async def test_each_branch_is_sampled_with_a_seed_of_its_own() -> None:
     inference = FakeInference(say)
     env = Tree()
@@ -180,12 +195,19 @@ async def beyond_the_limit(session: Session) -> None:
          "session.state cannot be copied: TypeError: .*copy.deepcopy"),
         (fork_while_generating, "the session generates; await its session.generate"),
         (generate_twice, "the session generates already; fork it for each branch"),
-        (too_many_turns, "catch lachesis.SampleEnded in each branch"),
+        (lambda session: beyond_the_limit(session.fork()), r"Bad.rollout: fork 0 can have .* max_turns \(8\)"),
+        (too_many_turns, r"fork . can have no further turn: .* catch lachesis.SampleEnded in each"),
     ],
 )  # fmt: skip
 async def test_misuse_is_named(wrong: Callable[[Session], Any], named: str) -> None:
     with pytest.raises(EnvironmentCodeError, match=named):
         await group_of(Bad(wrong))
+
+
+async def test_a_session_whose_turns_other_code_makes_is_not_forked() -> None:
+    made = Session.of_group(Tree().task(0), 0, InferenceRequests(FakeInference(say), CollectConfig()), SamplingParams())
+    with pytest.raises(EnvironmentCodeError, match=r"in a group, an agent or a StepEnv, other code makes the turns"):
+        made.fork()
 
 
 async def test_a_branch_that_ends_by_itself_leaves_the_others() -> None:

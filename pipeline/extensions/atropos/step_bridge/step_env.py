@@ -104,7 +104,7 @@ class StepEnv:
         sampling = SamplingParams()
         opening = SharedFirstTurn(requests, task.messages, [0], sampling)
         self._session = Session(
-            task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=self.max_steps
+            task, 0, opening=opening, requests=requests, sampling=sampling, max_turns=self.max_steps, may_fork=False
         )
         self._shown = 0
         if self._loop is None:
