@@ -17,11 +17,11 @@ def start(life=1, fruitless=0):
     )  # fmt: skip
 
 
-def call(index, parent, *, life=1, text="a"):
+def call(index, parent, *, life=1, text="a", fork=""):
     return SessionCall(
         group=GROUP, life=life, session="0.0", index=index, parent=parent, digest=b"12345678",
         prompt=as_bytes([1], "int32"), tokens=as_bytes([3], "int32"), logprobs=as_bytes([-0.5], "float32"),
-        versions=[(0, "0-a-b")], finish_reason="stop", text=text, seconds=0.5,
+        versions=[(0, "0-a-b")], finish_reason="stop", text=text, fork=fork, seconds=0.5,
     )  # fmt: skip
 
 
@@ -34,21 +34,30 @@ def fold(*events):
 
 def test_a_sessions_calls_are_those_of_the_path_to_its_newest() -> None:
     group = fold(start(), call(0, None), call(1, 0), call(2, 0), call(3, 2))
-    assert [one.index for one in group.sessions["0.0"].path()] == [0, 2, 3]
+    assert [one.index for one in group.sessions["0.0"].branch("")] == [0, 2, 3]
     assert [one.index for one in group.sessions["0.0"].path(1)] == [0, 1]
     assert (group.seconds, group.n_calls, group.since_start) == (2.0, 4, 4)
 
 
+def test_a_branchs_calls_are_its_own_up_to_its_newest() -> None:
+    session = fold(
+        start(), call(0, None), call(1, 0, fork="0"), call(2, 0, fork="1"), call(3, 0), call(4, 1, fork="0"),
+        call(5, 1, fork="0"), call(6, 5, fork="0.1"),
+    ).sessions["0.0"]  # fmt: skip
+    found = {fork: [one.index for one in session.branch(fork)] for fork in ("", "0", "1", "0.1", "0.0")}
+    assert found == {"": [0, 3], "0": [1, 5], "1": [2], "0.1": [6], "0.0": []}
+
+
 def test_records_of_a_life_that_was_replaced_are_passed_over() -> None:
     group = fold(start(), call(0, None), start(life=2), call(1, 0, life=1, text="late"), call(1, 0, life=2, text="new"))
-    assert [one.text for one in group.sessions["0.0"].path()] == ["a", "new"]
+    assert [one.text for one in group.sessions["0.0"].branch("")] == ["a", "new"]
     assert group.start.life == 2
     assert group.since_start == 1
 
 
 def test_behind_a_call_that_is_missing_nothing_goes_on() -> None:
     group = fold(start(), call(0, None), call(2, 1))
-    assert group.sessions["0.0"].path() == []
+    assert group.sessions["0.0"].branch("") == []
 
 
 def test_a_group_at_its_end_is_none() -> None:
