@@ -73,6 +73,7 @@ def gradient(name, batch, max_tokens):
     return learner.step(batch), found
 
 
+@pytest.mark.slow
 def test_an_optimizer_step_reaches_the_engine_and_padding_changes_no_gradient(name):
     served, trained = family_model(name), family_model(name)
     context = positions_change_at(served.config, 90) or 90  # beyond it a run is refused

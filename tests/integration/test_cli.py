@@ -68,6 +68,7 @@ def score(item: str) -> ScoreEvent:
     return ScoreEvent(run="demo", env="words", revision="live", ensemble="e", raters={}, groups=[group])
 
 
+@pytest.mark.slow
 async def test_init_makes_the_streams_once_and_doctor_agrees(run: Run) -> None:
     before = await run.lachesis("doctor", "--json")
     assert before.returncode == 1
@@ -93,6 +94,7 @@ async def test_init_makes_the_streams_once_and_doctor_agrees(run: Run) -> None:
     assert b"changed lachesis_demo_EVENTS: max_bytes" in migrated.stdout
 
 
+@pytest.mark.slow
 async def test_a_secret_left_open_and_a_nearly_full_stream_are_found(run: Run) -> None:
     small = ("--set", f"streams.events_bytes={1 << 20}")
     await run.lachesis("init", *small)
@@ -104,6 +106,7 @@ async def test_a_secret_left_open_and_a_nearly_full_stream_are_found(run: Run) -
     assert b"86 % of 1.0 MiB taken" in done.stdout
 
 
+@pytest.mark.slow
 async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> None:
     empty = await run.json("status")
     assert (empty["streams"], empty["ledger"], empty["policy"], empty["trainer"]) == ([], None, None, None)
@@ -139,6 +142,7 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert "\x1b" not in text
 
 
+@pytest.mark.slow
 async def test_status_answers_beside_a_server_that_stands_still_with_what_the_folder_tells(run: Run) -> None:
     await run.lachesis("init")
     figures = {"train/step": 7.0, "reward/mean": 0.5, "eval/words/avg@4": 0.25, "eval/words/step": 5.0}
@@ -157,6 +161,7 @@ async def test_status_answers_beside_a_server_that_stands_still_with_what_the_fo
     assert not [line for line in text.splitlines() if line.startswith(("policy", "ledger"))]  # not known
 
 
+@pytest.mark.slow
 async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_silent(run: Run) -> None:
     await run.lachesis("init")
     report = train_report(step=9, next_batch=9)
@@ -196,6 +201,7 @@ def train_report(step: int, next_batch: int, steps: Sequence[StepTimes] = ()) ->
     )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_processes_that_share_a_name_are_told_by_status_top_and_doctor(run: Run) -> None:
     await run.lachesis("init")
     told = "2 processes of scorer call themselves replica gpu-1 (pid 1 on gpu-1, pid 2 on gpu-1)"
@@ -212,6 +218,7 @@ async def test_processes_that_share_a_name_are_told_by_status_top_and_doctor(run
     assert findings["replicas"]["text"].startswith(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["top", "tail score"])
 async def test_a_server_that_was_frozen_is_named_with_the_way_out(run: Run, command: str) -> None:
     await run.lachesis("init")
@@ -254,6 +261,7 @@ async def beat(bus: NatsBus, vitals: ServiceMetrics) -> None:
         await anyio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_tail_from_the_start_filtered_and_the_last_ones(run: Run) -> None:
     await run.lachesis("init")
     for number in range(5):
@@ -278,6 +286,7 @@ async def test_tail_from_the_start_filtered_and_the_last_ones(run: Run) -> None:
     assert await lines("score") == []
 
 
+@pytest.mark.slow
 async def test_tail_follows_and_ends_quietly_when_its_reader_has_enough(run: Run) -> None:
     await run.lachesis("init")
     read, write = os.pipe()
@@ -309,6 +318,7 @@ async def publish_until_readable(run: Run, read: int) -> None:
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_dead_letters_are_listed_and_shown_with_their_message(run: Run) -> None:
     await run.lachesis("init")
     bad = await run.publish(subjects.rollout("demo", "words"), b"no rollout", "bad")
@@ -331,6 +341,7 @@ async def test_dead_letters_are_listed_and_shown_with_their_message(run: Run) ->
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 async def test_a_supervised_service_drains_when_the_supervisor_is_gone(run: Run) -> None:
     await run.lachesis("init")
     process = await service(run, "--supervised")
@@ -343,6 +354,7 @@ async def test_a_supervised_service_drains_when_the_supervisor_is_gone(run: Run)
     assert b"Traceback" not in log
 
 
+@pytest.mark.slow
 async def test_a_service_alone_does_not_mind_the_end_of_its_input_and_drains_on_sigterm(run: Run) -> None:
     await run.lachesis("init")
     process = await service(run)
@@ -375,6 +387,7 @@ async def end(run: Run) -> None:
     await run.server.stop()
 
 
+@pytest.mark.slow
 async def test_the_history_of_a_run_that_has_ended_can_still_be_read(run: Run) -> None:
     await run.lachesis("init")
     await run.publish(SCORE, score("last"), "1")
@@ -439,6 +452,7 @@ async def test_of_a_run_that_has_ended_everything_says_so_and_ends(run: Run) -> 
     assert (server["level"], server["mend"]) == ("OK", None)
 
 
+@pytest.mark.slow
 async def test_who_follows_a_run_is_told_when_it_ends(run: Run) -> None:
     await run.lachesis("init")
     read, write = os.pipe()
@@ -477,6 +491,7 @@ async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(
         assert done.stderr == b"lachesis: the server knows no run dmo; it has demo: name one with --run\n"
 
 
+@pytest.mark.slow
 async def test_a_run_without_rollouts_has_none_to_list(run: Run) -> None:
     await run.lachesis("init")
     listed = await run.lachesis("rollouts")

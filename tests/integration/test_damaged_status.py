@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from integration.damage import damage_message
 from integration.test_cli import Run, run
 from unit.ledger.test_audit import make_entries
@@ -15,6 +16,7 @@ from lachesis.schemas.subjects import LEDGER
 __all__ = ["run"]  # the fixture
 
 
+@pytest.mark.slow
 async def test_a_damaged_newest_entry_is_told_and_the_rest_is_shown(run: Run) -> None:
     await run.lachesis("init")
     entries = make_entries(3, run="demo")

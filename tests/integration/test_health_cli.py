@@ -106,6 +106,7 @@ async def world(tmp_path: Path, anyio_backend: str):
         yield World(tmp_path, bus)
 
 
+@pytest.mark.slow
 async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: World) -> None:
     assert (await world.lachesis("init"))[0] == 0
     code, said, _ = await world.lachesis("health")

@@ -124,6 +124,7 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
         yield World(tmp_path, bus)
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_died_of_a_bug_is_put_back_and_trained_once(world: World) -> None:
     async with AsyncExitStack() as stages:
         for name, main in (("governor", run_governor), ("normalizer", run_normalizer), ("batcher", run_batcher)):
@@ -202,6 +203,7 @@ async def test_what_would_count_twice_is_left_alone(world: World) -> None:
     assert b"\x1b" not in listed.stdout
 
 
+@pytest.mark.slow
 async def test_nothing_is_put_back_without_a_governor_and_annotations_need_none(world: World) -> None:
     async with AsyncExitStack() as stages:
         for name, main in (("normalizer", run_normalizer), ("batcher", run_batcher), ("scorer", run_scorer)):

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def load_function(place: str) -> Callable[[Any], Any]:
-    """Return the function at `module:name` or `path/file.py:name`. Exits with a message if there is none."""
+    """Return the function at `module:name` or `FILE.py:name`. Exits with a message if there is none."""
     source, _, name = place.rpartition(":")
     module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     function = getattr(module, name, None)

@@ -58,6 +58,7 @@ async def test_what_can_be_read_of_it_is_replayed(world: World) -> None:
     check_said(err, *(f"rollouts of {env} passed over" for env in ("sums", "words")))
 
 
+@pytest.mark.slow
 async def test_the_page_shows_it(world: World) -> None:
     async with page(world) as (client, _):
         for route in ROUTES:

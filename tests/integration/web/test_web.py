@@ -88,6 +88,7 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
         assert [row["item"] for row in hostile] == [HOSTILE]
 
 
+@pytest.mark.slow
 async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started(world: World) -> None:
     async def beat(beats: int = 1 << 30) -> None:
         for number in range(beats):
@@ -132,6 +133,7 @@ async def test_no_page_is_served_of_a_run_that_there_is_not(world: World, named:
     assert RUN in said, "the runs that there are"
 
 
+@pytest.mark.slow
 async def test_two_revisions_are_compared_as_the_command_compares_them(world: World) -> None:
     async with page(world) as (client, _):
         assert (await client.get("/api/revisions")).json() == {"revisions": ["live"]}
@@ -151,6 +153,7 @@ async def test_two_revisions_are_compared_as_the_command_compares_them(world: Wo
     assert found["histograms"][0]["counts"] == [printed["envs"][0]["counts_a"], printed["envs"][0]["counts_b"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
@@ -172,6 +175,7 @@ async def test_a_bad_request_is_answered_in_words(world: World, path: str, statu
         assert (answer.status_code, says in answer.json()["error"]) == (status, True), answer.text
 
 
+@pytest.mark.slow
 async def test_no_other_page_gets_an_answer_and_nothing_can_be_changed(world: World) -> None:
     async with page(world) as (client, _):
         for path in ("/", "/page.js", "/page.css", "/api/run"):
@@ -208,6 +212,7 @@ async def test_nothing_of_the_run_is_shown_without_the_token(world: World, host:
             assert (await client.get("/api/run")).status_code == 200  # by the cookie
 
 
+@pytest.mark.slow
 async def test_of_a_group_of_very_many_samples_the_first_are_shown(world: World) -> None:
     count = MAX_SAMPLES + 76
     many = a_group(7, samples=count, tokens=2)

@@ -40,6 +40,7 @@ async def killed(server, what, folder, record=b""):
     return done.stdout
 
 
+@pytest.mark.slow
 async def test_a_trainer_killed_in_the_middle_of_an_upload_leaves_the_version_before(fresh_server, bus, tmp_path):
     record = msgspec.json.decode(await killed(fresh_server, "upload", tmp_path), type=PolicyRecord)
     head = decode(WeightsHead, (await bus.last(WEIGHTS, subjects.weights_heads(RUN))).data)
@@ -52,6 +53,7 @@ async def test_a_trainer_killed_in_the_middle_of_an_upload_leaves_the_version_be
         await check(receiver, *await again.step())
 
 
+@pytest.mark.slow
 async def test_a_server_killed_in_the_middle_of_a_download_goes_on_where_it_was(fresh_server, bus, tmp_path):
     record, tensors = await Trainer(bus).step()
     await killed(fresh_server, "download", tmp_path / "server", msgspec.json.encode(record))
