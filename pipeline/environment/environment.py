@@ -133,6 +133,13 @@ class Environment:
             (value,) = value.values()
         return None if value is None else finite_number(value)
 
+    def begin_evaluation(self) -> str | None:
+        """Prepare to be evaluated in this process, beside the one that makes rollouts. Called once, before `running`.
+
+        Returns why it cannot be evaluated, and what to do about it; None: it can.
+        """
+        return None
+
     @property
     def waits_for(self) -> str | None:
         """Describe what samples wait for beside the model and this code, for a notice; None: for nothing."""

@@ -47,11 +47,15 @@ class EvaluatedEnv:
     samples: int = 4
     """Answers to each task, as configured."""
     seed: int = 0
+    obstacle: str | None = None
+    """Why the environment cannot be evaluated; then there are no tasks."""
 
     def reason_without_tasks(self) -> str | None:
         """Return why it is not evaluated, and how to change that; None if it has tasks."""
         if self.tasks:
             return None
+        if self.obstacle is not None:
+            return f"environment {self.name} is not evaluated: {self.obstacle}"
         if not self.judged:
             return (
                 f"environment {self.name} is not evaluated: it gives no reward, and no rater judges its answers; add a "
@@ -105,17 +109,20 @@ def load_evaluated_env(settings: EvaluatedEnvSettings, name: str, record: HeldOu
     split = settings.held_out.split(keys, record) if own else None
     tasks = range(min(items, len(env))) if split is None else split.tasks.tolist()
     judged = can_be_judged(env, settings.scoring)
+    obstacle = env.begin_evaluation()
+    evaluable = judged and obstacle is None
     scorer = success_scorer(env, name, settings.config, settings.scoring, run=settings.run)
     return EvaluatedEnv(
         name,
         env,
         settings.config,
-        tasks if judged else (),
+        tasks if evaluable else (),
         scorer,
-        [int(keys[task] >> np.uint64(11)) for task in tasks] if judged else (),
+        [int(keys[task] >> np.uint64(11)) for task in tasks] if evaluable else (),
         judged,
         0 if split is None else split.withheld,
         items if own else None,
         settings.evaluate.samples,
         settings.seed,
+        obstacle,
     )

@@ -31,6 +31,7 @@ IMPORTERS = {
     "pipeline/extensions/reasoning_gym/datasets.py",  # reasoning_gym, if it is there
     "pipeline/tasks/packed_files.py",  # pyarrow, if it is there
     "pipeline/tasks/rows.py",  # datasets and pyarrow, if they are there
+    "pipeline/extensions/endpoint/function_program.py",  # the agent's function that the configuration names, likewise
     "pipeline/extensions/atropos/native/child.py",  # the class that the configuration names, in a process of its own
     "pipeline/common/user_code.py",  # an environment, a rater or a strategy that the configuration names
     "pipeline/scorer/runner.py",  # in a worker, the module of a rater that its scorer has loaded

@@ -60,7 +60,8 @@ class Agent(Environment):
     after the agent's end in which its reward may still be reported, by what judges it elsewhere; with `port` and
     `token_file` also across a kill. `trained`: "all" sequences of a sample, those of sub-agents and of histories that
     were rewritten, too, or the "longest" alone. `max_calls`: calls of the model in one session. `output_bytes`: what
-    a program may write. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session
+    a program may write. `evaluation_port`: `port` of the evaluator, which serves held-out tasks from a process of its
+    own; 0: a free one. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session
     waits.
 
     Raises `ConfigError` if these contradict one another.
@@ -86,6 +87,7 @@ class Agent(Environment):
         variables: dict[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        evaluation_port: int = 0,
         token_file: str | None = None,
         hold_s: float = 60.0,
         success_threshold: float = 1.0,
@@ -127,6 +129,7 @@ class Agent(Environment):
         self._output_bytes = output_bytes
         self._variables = variables or {}
         self._host, self._port, self._token_file, self._hold_s = host, port, token_file, hold_s
+        self._evaluation_port = evaluation_port
         self._server: EndpointServer | None = None
         self._secret: str | None = None
         self._renderer = PromptRenderer()
@@ -142,6 +145,16 @@ class Agent(Environment):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    def begin_evaluation(self) -> str | None:
+        """Leave `port` to the environment's process. See `Environment`."""
+        self._port = self._evaluation_port
+        if self._command is not None or self._port:
+            return None
+        return (
+            "its agents run elsewhere, and do not know where the evaluator serves held-out tasks; set evaluation_port "
+            "in its params and let some agents take samples there, or set evaluate.held_out = 0"
+        )
 
     def task(self, index: int) -> Task:
         return self._tasks.task(index)

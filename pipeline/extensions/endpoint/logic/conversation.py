@@ -71,12 +71,15 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the answer that the messages follow; None: they are the whole conversation."""
 
     def check(self) -> None:
-        """Raise `DataError` if there is nothing to answer, or a number is out of range."""
+        """Raise `DataError` if there is nothing to answer, or a tool's name or a number cannot be served."""
         if not self.messages:
             raise DataError("there are no messages")
         if self.messages[-1].role == "assistant":
             raise DataError("the last message is the assistant's; the model cannot be made to continue a given text")
-        missing = set(self.forced_tools) - {tool["function"]["name"] for tool in self.tools}
+        names = [tool["function"]["name"] for tool in self.tools]
+        if no_text := [name for name in names if not isinstance(name, str)]:
+            raise DataError(f"tools: the name of a function is {no_text[0]!r:.60}; give text")
+        missing = set(self.forced_tools) - set(names)
         if missing:
             raise DataError(f"tool_choice: there is no tool {min(missing)!r:.60} among tools")
         if not 1 <= self.n <= MAX_SAMPLES:

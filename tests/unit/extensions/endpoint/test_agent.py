@@ -444,6 +444,23 @@ async def test_an_agent_elsewhere_says_that_it_has_ended_and_its_reward_comes_la
     assert drafts[0].rewards == [{"environment": 1.0}]
 
 
+async def test_the_evaluator_leaves_the_port_to_the_environments_process(tasks: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port, other = free.getsockname()[1], 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        other = free.getsockname()[1]
+    command = script(tmp_path, "pass")
+    live, evaluated = agent(tasks, command, port=port), agent(tasks, command, port=port)
+    elsewhere = {"port": port, "token_file": str(tmp_path / "token")}
+    assert evaluated.begin_evaluation() is None
+    assert "set evaluation_port" in agent(tasks, **elsewhere).begin_evaluation()
+    told = agent(tasks, **elsewhere, evaluation_port=other)
+    assert told.begin_evaluation() is None
+    async with live.running(), evaluated.running(), told.running():
+        assert live._server.url.endswith(f":{port}")
+        assert told._server.url.endswith(f":{other}")
+
+
 def test_how_long_an_agent_works_is_bounded_by_its_own_limit_alone(tasks: str) -> None:
     """Else a group would be ended as hanging after a multiple of what quicker agents took."""
     env = agent(tasks, ["x"], time_limit_s=600.0, reward="program", late_reward_s=300.0)

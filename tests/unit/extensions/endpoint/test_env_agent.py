@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from lachesis.services.cli.environments import env_app
 
-pytestmark = [pytest.mark.outside, pytest.mark.costly]
+pytestmark = [pytest.mark.outside, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("agent_program.py")
 FUNCTION = """
