@@ -23,7 +23,7 @@ from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.ledger.settings import LedgerSettings
-from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
+from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.retention.settings import HistorySettings, ReaderSettings, RecoverySettings
 from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings

@@ -134,7 +134,7 @@ class Environment:
         return None if value is None else finite_number(value)
 
     def begin_evaluation(self) -> str | None:
-        """Prepare to be evaluated in this process, beside the one that makes rollouts. Called once, before `running`.
+        """Prepare to be evaluated here, beside the process that makes rollouts. Called before `running`.
 
         Returns why it cannot be evaluated, and what to do about it; None: it can.
         """

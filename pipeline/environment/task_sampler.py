@@ -1,4 +1,4 @@
-"""Draws items with given weights.
+"""Draws items with given weights: the curriculum's draw of a task, in the environment's process.
 
 From the weights float32 [N] of a snapshot it draws items, with their probability. Building is O(N), once per snapshot;
 a draw is a binary search, O(log N). Within one call no item comes twice, unless all items with a weight have come

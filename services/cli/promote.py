@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import FencedError, NotFoundError
-from lachesis.pipeline.normalizer.estimators.registry import describe_estimator
+from lachesis.pipeline.normalizer.estimators.loader import describe_estimator
 from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.promotion.logic import request

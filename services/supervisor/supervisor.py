@@ -5,7 +5,7 @@ Guarantees: a service starts once the heartbeats of those of lower phases say th
 again after a pause. A process that cannot run (`restarts`) ends the run with the end of its log. Processes that a
 service started end with it (`process/reaper`). When the supervisor dies, however it dies, its processes notice and
 drain, so nothing is left behind. Starting it again continues the run. One supervisor runs a run: it holds the lock of
-the run's folder and a lease on the server (`run_lease`).
+the run's folder and a lease on the server (`run/lease.py`).
 """
 
 import logging

@@ -27,7 +27,7 @@ from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig, estimator_names
-from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

@@ -84,7 +84,7 @@ LOADERS = {
 """Files that import by a name that is computed, and where the name comes from."""
 BY_NAME = {
     "pipeline/curriculum/logic/registry.py": "the configuration",
-    "pipeline/normalizer/estimators/registry.py": "the configuration, or a promotion that it admits",
+    "pipeline/normalizer/estimators/loader.py": "the configuration, or a promotion that it admits",
     "pipeline/scorer/loader.py": "the configuration, or a promotion that it admits",
     "pipeline/trainer/inputs/model_inputs.py": "the configuration",
 }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
 from lachesis.pipeline.health.logic.trends import scaled_deviations
-from lachesis.pipeline.normalizer.estimators.registry import builtin_estimator
+from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator
 from lachesis.schemas.annotations import GroupReward
 
 __all__ = ["AdvantageCheck"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import GroupAdvantage
-from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 
 __all__ = ["group_advantage"]
 

@@ -13,7 +13,7 @@ import msgspec
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.estimators.estimator import NOISE, GroupAdvantage
-from lachesis.pipeline.normalizer.estimators.registry import load_estimator
+from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 from lachesis.pipeline.normalizer.logic.fade import scale
 from lachesis.pipeline.normalizer.logic.group_faults import find_group_fault
 from lachesis.pipeline.normalizer.logic.normalizer import SUCCESS, Columns, ReadyGroup

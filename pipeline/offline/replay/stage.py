@@ -33,7 +33,7 @@ from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StreamFullError
-from lachesis.pipeline.normalizer.estimators.registry import describe_estimator, load_estimator
+from lachesis.pipeline.normalizer.estimators.loader import describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.frames import WorkerStart

@@ -3,7 +3,7 @@
 Runs inside vLLM's own processes.
 
 Given the path and version of a policy record, it loads these weights: copied from a file, or, if the path is a pointer
-to shared memory, the trainer's own (`vllm_shared_memory`). Guarantees: a file is taken only from the run's weights
+to shared memory, the trainer's own (`shared_memory`). Guarantees: a file is taken only from the run's weights
 folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was started with, in its
 shape and in float32 (vLLM rounds to the dtype it serves). The old weights stay untouched until all of that holds. A
 load that fails half-way ends the process, so half-loaded weights never answer.

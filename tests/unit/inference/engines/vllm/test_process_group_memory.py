@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.inference.engines.vllm.group_memory import has_processes, remove_names, shared_names
+from lachesis.pipeline.inference.engines.vllm.process_group_memory import has_processes, remove_names, shared_names
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where shared memory has its names
 MAKES = """
