@@ -51,6 +51,7 @@ FREE_FIELDS = {
     "pipeline.environment.config.CollectConfig": "made of the configuration",
     "pipeline.environment.group_environment.GeneratedGroup": "made by the environment itself",
     "pipeline.environment.rollout.GroupDraft": "made by the environment itself",
+    "pipeline.inference.protocol.StructuredOutputs": "a JSON schema, of which the engine makes a grammar; the name of no code",
     "pipeline.inference.protocol.TokenizeRequest": "the template is the server's own; its parameters are data",
     "pipeline.extensions.endpoint.logic.call_tree.SampledAnswer": "token ids, as the inference server gave them",
     "pipeline.extensions.endpoint.logic.conversation.ModelRequest": "schemas of an agent's tools, shown to the model",
@@ -65,6 +66,7 @@ FREE_FIELDS = {
     "pipeline.evaluator.logic.model_summary.InferenceSample": "shown",
     "services.agent.catalog.CatalogEntry": "read from source that is not run; what is chosen passes the policy",
     "services.agent.draft.DraftField": "shown",
+    "services.cli.env_agent.AgentReport": "shown",
     "services.cli.env_models.InferenceReport": "shown",
     "services.observe.groups.GroupView": "shown",
 }  # fmt: skip
@@ -76,6 +78,7 @@ LOADERS = {
     "pipeline/extensions/steps/source.py": "step environments of the configuration",
     "pipeline/extensions/atropos/native/child.py": "the class that the configuration names",
     "pipeline/scorer/runner.py": "the module of a rater that is loaded already, in its worker process",
+    "pipeline/extensions/endpoint/function_program.py": "the function that the configuration names, in a process of its own",
     "pipeline/extensions/reasoning_gym/datasets.py": "reasoning_gym, by constant names",
     "pipeline/tasks/packed_files.py": "pyarrow",
     "pipeline/tasks/rows.py": "readers of data sets, by constant names",
