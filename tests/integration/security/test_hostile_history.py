@@ -35,6 +35,12 @@ async def world(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) ->
         yield made
 
 
+@pytest.fixture(scope="module")
+async def replayed(world: World) -> tuple[int, str, str]:
+    """Exit status and output of a replay as the revision "again"."""
+    return await world.lachesis("replay", "--revision", "again")
+
+
 def check_said(said: str, *places: str) -> None:
     """Each place is named, with what was passed over there, and nothing fails."""
     assert "Traceback" not in said, said
@@ -51,14 +57,15 @@ async def test_its_batches_are_compared_though_the_batcher_wrote_more(world: Wor
     check_said(out + err, *(f"rl.ledger.{RUN}.main: the message at sequence {seq} of LEDGER" for seq in (2, 3, 4, 5)))
 
 
-async def test_what_can_be_read_of_it_is_replayed(world: World) -> None:
-    code, out, err = await world.lachesis("replay", "--revision", "again")
+async def test_what_can_be_read_of_it_is_replayed(replayed: tuple[int, str, str]) -> None:
+    code, out, err = replayed
     assert code == 0, err
     assert f"{GROUPS + REPEATED} of {GROUPS + REPEATED} groups" in out
     check_said(err, *(f"rollouts of {env} passed over" for env in ("sums", "words")))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("replayed")
 async def test_the_page_shows_it(world: World) -> None:
     async with page(world) as (client, _):
         for route in ROUTES:
