@@ -26,9 +26,10 @@ OTHERS = {
     "params.items", "params.python", "self.server",
 }  # fmt: skip
 SETTING_OF_OTHERS = {
-    "max_payload", "max_file", "max_storage", "max_streams", "max_stream_bytes", "verify_and_map",  # nats-server's
+    "max_payload", "max_file", "max_storage", "max_streams", "max_consumers", "max_stream_bytes",  # nats-server's
+    "verify_and_map",
     "save_pretrained", "safe_serialization", "difficulty_key", "answer_tag", "skill_key",  # of libraries; parameters
-    "answer_form", "answer_words",
+    "answer_form", "answer_words", "late_reward_s", "evaluation_port",
     "tie_word_embeddings",  # of a model's config.json
 }  # fmt: skip
 
