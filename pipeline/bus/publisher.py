@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.key_read import last_of_key, reads_by_key
 from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
+from lachesis.pipeline.bus.server_waits import ServerWait
 from lachesis.pipeline.errors import FencedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.subjects import BUCKET, kind_of, stream_name
@@ -145,8 +146,9 @@ class Publisher:
         a leader that was cut off does so for some seconds, until another one leads.
         """
         fenced = {**headers, EXPECTED_HEADER: str(expected)}
-        with self._link.waits.waiting(f"commit {subject}", stream) as wait:
-            believed_at = anyio.current_time() + leader.BELIEVE_LOSS_S
+        believed_at = anyio.current_time() + leader.BELIEVE_LOSS_S
+        wait: ServerWait | None = None  # only from the first doubt on: `store` has a wait of its own, with its reason
+        try:
             for attempt in itertools.count():
                 try:
                     ack: PubAck | None = await self.store(subject, data, fenced)
@@ -164,9 +166,13 @@ class Publisher:
                 if found > expected or deleted or anyio.current_time() >= believed_at:
                     break
                 # A leader that was cut off may have refused it, or answered: it knows of less than the others stored.
+                wait = wait or self._link.waits.begin(f"commit {subject}", stream)
                 wait.reason = f"the server knows of its messages up to sequence {found}, and {expected} was stored"
                 await anyio.sleep(backoff_s(attempt))
-            raise self._refusal(stream, subject, expected, found, duplicate=ack is not None)
+        finally:
+            if wait is not None:
+                self._link.waits.end(wait)
+        raise self._refusal(stream, subject, expected, found, duplicate=ack is not None)
 
     def _refusal(self, stream: str, subject: str, expected: int, found: int, *, duplicate: bool) -> LachesisError:
         """Return why a commit was refused for good: `found` is the subject's last sequence. Copies of keys may lag."""

@@ -38,7 +38,7 @@ class Scripted(Publisher):
     async def store(self, subject, data, headers):
         assert headers["Nats-Expected-Last-Subject-Sequence"] == "5"
         self.sent += 1
-        self.reasons += [wait.reason for wait in self._link.waits._waits]
+        self.reasons.append(", ".join(wait.reason for wait in self._link.waits._waits))
         ack = self._answer()[0]
         if ack is None:
             raise FencedError("wrong last sequence")
@@ -66,6 +66,7 @@ async def test_a_leader_that_was_cut_off_is_not_believed():
     publisher = Scripted((None, 3, "old"), (None, 5, "before"), (ack(6), 0, ""))
     assert await publisher.try_commit() == 6
     assert publisher.sent == 3
+    assert publisher.reasons[0] == "", "the first attempt has the reason of its publication alone"
     assert "up to sequence 3, and 5 was stored" in publisher.reasons[1]
 
 
