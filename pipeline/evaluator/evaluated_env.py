@@ -109,7 +109,7 @@ def load_evaluated_env(settings: EvaluatedEnvSettings, name: str, record: HeldOu
     split = settings.held_out.split(keys, record) if own else None
     tasks = range(min(items, len(env))) if split is None else split.tasks.tolist()
     judged = can_be_judged(env, settings.scoring)
-    obstacle = env.begin_evaluation()
+    obstacle = env.begin_evaluation() if judged and tasks else None
     evaluable = judged and obstacle is None
     scorer = success_scorer(env, name, settings.config, settings.scoring, run=settings.run)
     return EvaluatedEnv(
