@@ -37,9 +37,6 @@ __all__ = ["allowed_hosts", "announce", "serve_role"]
 
 log = logging.getLogger("lachesis")
 
-_HEAD_S = 10.0
-"""Seconds in which a request's headers must have arrived."""
-
 
 def local_url(settings: ServerSettings, listener: socket.socket) -> str:
     """Return the URL by which this machine reaches the listening server."""
@@ -74,7 +71,7 @@ async def serve_role(
         app = SamplingNotice(app, TEXT_PATHS, temperature, partial(service.set_problem, "sampling"))
     traced = TracedRequests(app, service, role, SAMPLING_PATHS) if service.tracing.on else app
     counted = RequestCounter(traced, service.answered, SAMPLING_PATHS)
-    server = HttpServer.over(counted, head_s=_HEAD_S, grace_s=5)
+    server = HttpServer.over(counted, grace_s=5)
     url = local_url(settings, listener)
 
     async def count() -> None:

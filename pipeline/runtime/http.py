@@ -239,7 +239,7 @@ class HttpServer(CancellableServer):
         cls,
         app: ASGIApp,
         *,
-        head_s: float,
+        head_s: float = TimedHttpProtocol.head_s,
         grace_s: int,
         max_connections: int | None = None,
         keep_alive_s: int = KEEP_ALIVE_S,

@@ -1,7 +1,7 @@
 """`lachesis env agent`: tries a program as an agent, on one sample, and shows what came of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from lachesis.pipeline.environment.inference import Inference
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
+from lachesis.pipeline.evaluator.model_comparison import RequestMeter
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, DataError
@@ -162,32 +163,17 @@ def _report(calls: list[AgentCall], draft: GroupDraft) -> AgentReport:
     )
 
 
-class _RecordedCalls:
+class _RecordedCalls(RequestMeter):
     """An `Inference` that keeps a summary of each answer of another one."""
 
     def __init__(self, inference: Inference) -> None:
+        super().__init__(inference)
         self.calls: list[AgentCall] = []
-        self._inference = inference
-
-    async def tokenize(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-    ) -> list[int]:
-        given: dict[str, Any] = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else {}
-        given |= {"tools": tools} if tools else {}
-        return await self._inference.tokenize(messages, add_generation_prompt=add_generation_prompt, **given)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self._inference.detokenize(token_ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
-        found = await self._inference.generate(prompt_ids, n, sampling)
+        found = await super().generate(prompt_ids, n, sampling)
         self.calls += [
             AgentCall(prompt=len(prompt_ids), tokens=len(one.token_ids), finish_reason=one.finish_reason, text=one.text)
             for one in found

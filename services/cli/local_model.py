@@ -2,12 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
 import httpx
 
 from lachesis.pipeline.common.installation import install_command
@@ -44,33 +42,18 @@ async def open_app(
     """
     try:
         from lachesis.pipeline.inference.engines.reference.app import build_app
-        from lachesis.pipeline.inference.engines.reference.engine import Engine
-        from lachesis.pipeline.inference.engines.reference.placement import forms_of, place
-        from lachesis.pipeline.model.end_tokens import end_tokens
-        from lachesis.pipeline.model.policy import ModelSetup, load_model
-        from lachesis.pipeline.model.tensors import policy_tensors, policy_version
+        from lachesis.pipeline.inference.engines.reference.preparation import prepare_engine
+        from lachesis.pipeline.model.policy import ModelSetup
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("lachesis"):
             raise
         raise StartupError(f"a local model needs the package {error.name!r}: {install_command('train')}") from error
 
     setup = ModelSetup(chat_template=settings.chat_template, exceptions=tuple(exceptions))
-    policy = await anyio.to_thread.run_sync(partial(load_model, model, setup))
-    version = await anyio.to_thread.run_sync(lambda: policy_version(0, "test", policy_tensors(policy.model)))
-    forms = forms_of(policy.model)
-    await anyio.to_thread.run_sync(partial(place, policy, settings, "policy"))
-    making = partial(
-        Engine,
-        policy.model,
-        eos_token_id=end_tokens(policy.model, policy.tokenizer),
-        weight_version=str(version),
-        config=settings.engine,
-        decode=policy.tokenizer.decode,
-    )
-    prepared = await anyio.to_thread.run_sync(making)
-    with TemporaryDirectory() as weights, prepared as engine:
+    prepared = await prepare_engine(model, setup, settings, role="policy", lineage="test")
+    with TemporaryDirectory() as weights, prepared.engine as engine:
         yield build_app(
-            policy,
+            prepared.policy,
             engine,
             model_name=name or model,
             weights_folder=Path(weights),
@@ -78,7 +61,7 @@ async def open_app(
             key=key,
             hosts=hosts,
             aliases=aliases,
-            forms=forms,
+            forms=prepared.forms,
         )
 
 

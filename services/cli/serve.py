@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedModel", "find_served_model", "serve"]
 
-_HEAD_S = 10.0
-"""Seconds in which a request's headers must have arrived."""
 _GRACE_S = 5
 """Seconds that requests under way have to end after Ctrl-C."""
 
@@ -114,7 +112,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
                 hosts={settings.host} if settings.host in LOOPBACK else None,
                 exceptions=exceptions,
             ) as app:
-                server = HttpServer.over(app, head_s=_HEAD_S, grace_s=_GRACE_S)
+                server = HttpServer.over(app, grace_s=_GRACE_S)
                 _print(model, f"http://{settings.local_address}:{listener.getsockname()[1]}", key_file)
                 tasks.start_soon(_stop, server, stopping)
                 await server.serve_until_cancelled([listener])

@@ -74,7 +74,6 @@ _LEASE_S = 24 * 3600.0
 """As long as anybody stays at a breakpoint."""
 _NO_BUDGET_BYTES = 1 << 50
 _HOST = "127.0.0.1"
-_HEAD_S = 10.0
 _BUSY_BEATS = 10
 """Heartbeats, one a second, after which a service that is still at the same group is named."""
 
@@ -206,7 +205,7 @@ async def _serve_policy(policy: PolicyModel, folder: Path, limits: EngineConfig)
     ):
         token = secrets.token_hex(16)  # no client has it: these weights stay
         app = build_app(policy, engine, model_name="policy", weights_folder=folder, token=token, hosts={_HOST})
-        server = HttpServer.over(app, head_s=_HEAD_S, grace_s=1)
+        server = HttpServer.over(app, grace_s=1)
         async with background() as tasks:
             tasks.start_soon(server.serve_until_cancelled, [listener])
             yield f"http://{_HOST}:{listener.getsockname()[1]}"

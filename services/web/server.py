@@ -20,7 +20,6 @@ __all__ = ["WEB_TOKEN", "accepted_hosts", "serve_page"]
 
 WEB_TOKEN = "web.token"  # noqa: S105 - a file's name
 """File of the run's folder that holds the token of the page."""
-_HEAD_S = 10.0
 _MAX_CONNECTIONS = 128
 
 
@@ -34,7 +33,7 @@ async def serve_page(config: RunConfig, host: str, port: int, show: Callable[[st
         token = _token(config)  # on loopback, too: others may have accounts on this machine
         history = SharedHistory(config)
         app = build_app(RunApi(config, history), hosts=accepted_hosts(host), token=token, cookie=f"lachesis-web-{port}")
-        server = HttpServer.over(app, head_s=_HEAD_S, grace_s=1, max_connections=_MAX_CONNECTIONS, keep_alive_s=5)
+        server = HttpServer.over(app, grace_s=1, max_connections=_MAX_CONNECTIONS, keep_alive_s=5)
         async with background() as tasks:
             tasks.start_soon(history.serve)
             show(_url(host, port, token))

@@ -257,7 +257,7 @@ class Agent(Environment):
 
     async def _wait_for_late_reward(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Wait until the reward of an agent that has ended is reported, if it may come."""
-        failed = end is not None and (end.why == "flooded" or (end.why == "exited" and end.status != 0))
+        failed = end is not None and end.has_failed
         if recorded.rewards is not None or recorded.under_way or failed or not recorded.tree.calls:
             return
         if self._late_reward_s:
@@ -307,7 +307,7 @@ class Agent(Environment):
             raise InfrastructureError("inference: an agent's time (time_limit_s) was up while the model answered")
         how = "had not ended within its time (time_limit_s)" if end is None else end.describe()
         if not self._reports:
-            if end is not None and (end.why == "flooded" or (end.why == "exited" and end.status)):
+            if end is not None and end.has_failed:
                 raise EnvironmentCodeError(f"the agent {how}")
             return
         if overdue and self._overdue_reward is not None:

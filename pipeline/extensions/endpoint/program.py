@@ -45,6 +45,11 @@ class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of what it wrote to standard output and standard error."""
     left: int = 0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the program itself went wrong: it wrote too much, or exited with a status other than 0."""
+        return self.why == "flooded" or (self.why == "exited" and self.status != 0)
+
     def describe(self) -> str:
         """Return how it ended, in words."""
         words = {

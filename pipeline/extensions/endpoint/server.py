@@ -49,7 +49,6 @@ from lachesis.schemas.values import Finite, check_plain
 
 __all__ = ["EndpointServer", "LiveSession"]
 
-_HEAD_S = 10.0
 _PING_S = 5.0
 """Seconds after which a stream that has nothing to say yet begins, and then says so again."""
 _RETRY_AFTER_S = 2
@@ -128,7 +127,7 @@ class EndpointServer:
         """Serve while the context lasts. Raises `OSError` if it cannot listen there."""
         with socket.create_server((self._host, self._port), backlog=1024) as listener:
             self.url = f"http://{url_host(self._host)}:{listener.getsockname()[1]}"
-            server = HttpServer.over(self.app(), head_s=_HEAD_S, grace_s=1)
+            server = HttpServer.over(self.app(), grace_s=1)
             async with background() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(server.serve_until_cancelled, [listener])

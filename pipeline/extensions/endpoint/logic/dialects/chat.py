@@ -12,6 +12,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import (
     FieldRules,
     StreamEvent,
+    forced_by_word,
     forced_names,
     json_format,
     optional,
@@ -162,13 +163,9 @@ def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _forced(choice: Any, tools: list[dict[str, Any]]) -> list[str]:
     match choice:
-        case None | "auto" | "none":
-            return []
-        case "required":
-            return forced_names(tools)
         case {"type": "function", "function": {"name": str(name)}}:
             return forced_names(tools, name)
-    raise DataError(f"tool_choice is {choice!r:.60}; none, auto, required and the name of a function are served")
+    return forced_by_word(choice, tools)
 
 
 def _head(request: ModelRequest, answer: ModelAnswer, kind: str) -> dict[str, Any]:

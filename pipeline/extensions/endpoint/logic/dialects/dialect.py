@@ -19,6 +19,7 @@ __all__ = [
     "Dialect",
     "FieldRules",
     "StreamEvent",
+    "forced_by_word",
     "forced_names",
     "json_format",
     "optional",
@@ -145,6 +146,18 @@ def forced_names(tools: Sequence[dict[str, Any]], name: str | None = None) -> li
     if not tools:
         raise DataError("tool_choice demands a call, and there are no tools")
     return [name] if name is not None else [tool["function"]["name"] for tool in tools]
+
+
+def forced_by_word(choice: Any, tools: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the tools of which one must be called, by a `tool_choice` of OpenAI's that names none.
+
+    Raises `DataError` for a choice that is not served.
+    """
+    if choice in (None, "auto", "none"):
+        return []
+    if choice == "required":
+        return forced_names(tools)
+    raise DataError(f"tool_choice is {choice!r:.60}; none, auto, required and the name of a function are served")
 
 
 def tool_call(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
