@@ -9,7 +9,8 @@ import msgspec
 from lachesis.pipeline.config.load import field_descriptions
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.extension import Setting, added, call_each, extensions, with_added
-from lachesis.pipeline.inference.config import InferenceConfig, engines
+from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.inference.engines import engines
 
 __all__ = ["environment_config_type", "inference_config_type", "run_config_type", "training_config_type"]
 

@@ -16,9 +16,10 @@ from lachesis.pipeline.common.paths import (
     ProgramPath,
     TemplatePath,
 )
-from lachesis.pipeline.extension import EngineSpec, with_added
+from lachesis.pipeline.extension import EngineSpec
+from lachesis.pipeline.inference.engines import engines
 
-__all__ = ["ClientConfig", "EngineConfig", "InferenceConfig", "engines"]
+__all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
 
 PositiveInt = Annotated[int, Meta(gt=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -51,29 +52,6 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds until a connection must stand. Default 5."""
     max_connections: PositiveInt = 128
     """Requests in flight at once; more wait. Default 128."""
-
-
-_ENGINES = {
-    "reference": EngineSpec(
-        serve="lachesis.pipeline.inference.engines.reference.serve:serve_reference",
-        says="lachesis",
-        extra="train",
-        loads_here=True,
-        is_light=True,
-        records_kept_tokens=True,
-    ),
-    "vllm": EngineSpec(
-        serve="lachesis.pipeline.inference.engines.vllm.serve:serve_vllm",
-        says="vllm",
-        extra="vllm",
-        check_interpreter="lachesis.pipeline.inference.engines.vllm.interpreter:check_vllm",
-    ),
-}
-
-
-def engines() -> dict[str, EngineSpec]:
-    """Return the inference engines by name, those of extensions too."""
-    return with_added("engines", _ENGINES)
 
 
 class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 
 RECORDING = Path(__file__).parents[1] / "unit" / "health" / "recording.npz"

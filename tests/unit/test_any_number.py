@@ -24,7 +24,7 @@ from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.estimators import ESTIMATORS
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, compare

@@ -23,10 +23,9 @@ from lachesis.pipeline.normalizer.config.normalization import NormalizationConfi
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
-from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator
+from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator, group_advantage
 from lachesis.pipeline.normalizer.estimators.own import estimator
 from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted

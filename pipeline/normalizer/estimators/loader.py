@@ -1,5 +1,6 @@
 """Loads an estimator from the configuration: a built-in name, `module:name` or `path/to/file.py:name`."""
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,12 +12,12 @@ from lachesis.pipeline.common.user_code import argument_problem, load_attribute
 from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators import ESTIMATORS
-from lachesis.pipeline.normalizer.estimators.estimator import Estimator
+from lachesis.pipeline.normalizer.estimators.estimator import Estimator, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.gdpo import Gdpo
 from lachesis.pipeline.normalizer.estimators.own import EstimatorFunction, OwnEstimator
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["builtin_estimator", "describe_estimator", "load_estimator"]
+__all__ = ["builtin_estimator", "describe_estimator", "group_advantage", "load_estimator"]
 
 
 def builtin_estimator(name: str) -> type[Estimator] | None:
@@ -48,6 +49,16 @@ def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
         del settings["turn_discount"]
     version = load_estimator(config).version
     return settings if version is None else settings | {"estimator": code_name(config.estimator), "version": version}
+
+
+def group_advantage(
+    rewards: Sequence[float | None],
+    config: AdvantageConfig,
+    lengths: Sequence[int] | None = None,
+    ratings: Mapping[str, Sequence[float | None]] | None = None,
+) -> GroupAdvantage:
+    """Return the advantages of one complete group by the configured estimator; see `Estimator.advantages`."""
+    return load_estimator(config).advantages(rewards, lengths, ratings)
 
 
 @lru_cache(maxsize=64)

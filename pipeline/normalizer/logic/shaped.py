@@ -11,7 +11,7 @@ import msgspec
 
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, GroupAdvantage
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import numbers_or_missing
 

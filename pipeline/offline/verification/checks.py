@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.pipeline.scorer.logic.accuracy import rater_accuracies
 from lachesis.schemas.errors import DataError
 

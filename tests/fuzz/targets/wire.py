@@ -14,7 +14,7 @@ from fuzz.oracle import Target
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import samples_of
 from lachesis.pipeline.trainer.packed_batch import pack

@@ -8,7 +8,7 @@ import pytest
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 
 SAMPLES = 8

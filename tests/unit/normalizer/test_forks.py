@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.pipeline.normalizer.logic.turns import turn_advantages
 from lachesis.schemas.errors import DataError
 

@@ -14,8 +14,12 @@ from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
-from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator, describe_estimator, load_estimator
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import (
+    builtin_estimator,
+    describe_estimator,
+    group_advantage,
+    load_estimator,
+)
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import RewardEvent

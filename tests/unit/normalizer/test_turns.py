@@ -8,8 +8,7 @@ import pytest
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.estimators.loader import describe_estimator
-from lachesis.pipeline.normalizer.logic.advantage import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import describe_estimator, group_advantage
 from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
 from lachesis.pipeline.normalizer.logic.reward import KEY, RewardRule
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
