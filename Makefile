@@ -32,22 +32,24 @@ demo: $(VENV)/.demo
 demo-smollm2: $(VENV)/.smollm2
 	$(BIN)/lachesis demo --model smollm2 $(ARGS)
 
-# Each worker collects all tests for itself, 16 seconds of a core, so one more than there are cores: the others' tests wait
-# for servers and processes at times. A worker that has run out of tests takes over some of the others'.
-CORES  := $(shell nproc 2>/dev/null || echo 2)
-PYTEST := $(BIN)/python -m pytest --dist worksteal
+# Two workers more than there are cores: tests wait for servers and processes at times. More would cost more than they
+# bring, since each collects all tests for itself, 10 seconds of a core. A worker that has run out of tests takes over
+# some of the others'.
+CORES   := $(shell nproc 2>/dev/null || echo 2)
+WORKERS := $(shell expr $(CORES) + 2)
+PYTEST  := $(BIN)/python -m pytest --dist worksteal
 
 # Tests start hundreds of interpreters. Each would compile the package again where Python may not write bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow" -n $(shell expr $(CORES) + 1) $(ARGS)
+	$(PYTEST) -m "not slow" -n $(WORKERS) $(ARGS)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not outside" -n $(CORES) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
-	$(PYTEST) -m slow -n $(shell expr $(CORES) + 1) $(addprefix --ignore=,$(wildcard $(VLLM_TESTS))) $(ARGS)
+	$(PYTEST) -m slow -n $(WORKERS) $(addprefix --ignore=,$(wildcard $(VLLM_TESTS))) $(ARGS)
 
 # Every hostile input and call at once, the slow ones too: the table "Attacks" of tests/integration/security/README.md.
 attack: $(VENV)/.dev
@@ -74,9 +76,10 @@ gpu: $(VENV)/.smollm2 $(VENV)/.dev
 gpu-small: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m gpu.run --cpu weights numerics ranks inference pipeline learner resume
 
-# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
+# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it: most of their time is its start,
+# which takes one core.
 vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow $(VLLM_TESTS) $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(VLLM_TESTS) $(ARGS)
 
 # The library of Atropos' environments in an environment of its own (1.8 GB), and the tests that need it; the longest first.
 # CI leaves out test_a_stock_environment_samples_the_policy_and_is_trained_on (four steps; with a key; with vLLM).

@@ -115,6 +115,7 @@ async def test_prompt_logprobs_agree_over_a_long_sequence(world):
     assert values[1:] == pytest.approx(world.logprobs(version, tokens)[1:], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 async def test_new_weights_in_mid_generation_tear_no_token(world):
     """Each token is of the weights that its span names, over everything before it: no old cache is mixed in."""
     params = SamplingParams(max_tokens=200, ignore_eos=True)

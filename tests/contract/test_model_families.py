@@ -55,6 +55,7 @@ def logprobs_alone(model, name, prompt, tokens):
     return logits.float().log_softmax(-1)[torch.arange(len(tokens)), tokens].tolist()
 
 
+@pytest.mark.slow
 def test_samples_and_prompts_of_a_mixed_batch_have_the_logprobs_of_plain_passes(name):
     model = family_model(name)
     with start(model) as engine:
@@ -87,6 +88,7 @@ def submit(engine, prompt, n, tokens):
     return engine.submit(prompt, SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, seed=n, prompt_logprobs=0))
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_a_mixed_batch_are_those_that_generate_takes(name):
     model = family_model(name)
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import anyio
 import msgspec
+import pytest
 from fuzz.examples import group
 from stages import run_batcher, run_curriculum, run_governor, run_normalizer, run_scorer
 
@@ -89,6 +90,7 @@ async def store_score_beyond_all_bounds(bus: NatsBus, n: int, value: float) -> N
     await bus.publish(subjects.event("score", RUN, "live", "sums"), encode(event), msg_id=f"old{n}")
 
 
+@pytest.mark.slow
 async def test_every_stage_outlives_every_finite_reward(nats_bus: NatsBus) -> None:
     rng = random.Random(0)
     extreme = [1e155, -1e155, 1e308, -1.7e308, 1e12, 1e13, 1e-320, 1e-160, 5e298]

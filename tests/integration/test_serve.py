@@ -70,6 +70,7 @@ def test_an_openai_client_is_answered_with_the_key_alone_until_ctrl_c(
     assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_others_are_served_with_a_key_alone(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lachesis", "serve", str(folder), "--host", "0.0.0.0"],  # noqa: S104 - it is refused

@@ -75,6 +75,7 @@ def test_the_mean_lies_among_its_values(values, scale, alike):
     assert min(values) - slack <= found <= max(values) + slack
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @example([[8.988465674311579e307, 8.98846567431158e307]], 0)  # whose sum is no number
 @given(st.lists(COLUMN, min_size=1, max_size=12), st.integers(0, 2**63 - 1))

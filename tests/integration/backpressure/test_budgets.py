@@ -36,6 +36,7 @@ def noise(size: int) -> bytes:
     return NOISE.randbytes(size)
 
 
+@pytest.mark.slow
 async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_when_space_is_freed(
     nats_bus: NatsBus, streams_config: StreamsConfig
 ) -> None:
@@ -65,6 +66,7 @@ async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_whe
     assert world.governor.worst == world.capacity
 
 
+@pytest.mark.slow
 async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
     nats_bus: NatsBus, streams_config: StreamsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
     assert counters[: len(counters) - 8] == list(range(len(counters) - 8)), "a group that was generated is lost"
 
 
+@pytest.mark.slow
 async def test_a_group_larger_than_a_message_is_stored_whole_trained_and_bounded(nats_bus: NatsBus) -> None:
     world = World(nats_bus, resized(make_config(words=2, large=1), large=200_000))
     world.extra["large"] = lambda: noise(INLINE_BYTES + MIB)

@@ -30,6 +30,7 @@ async def test_slow_raters_hold_two_rounds_of_groups_and_the_rest_waits_in_the_s
     assert set((await world.fates()).values()) == {"batched"}
 
 
+@pytest.mark.slow
 async def test_raters_that_are_away_stop_the_run_within_the_bound_and_cost_nothing(
     nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_slow_teacher_that_is_waited_for_slows_everything_within_the_bou
     await world.assert_bounded()
 
 
+@pytest.mark.slow
 async def test_a_silent_teacher_that_is_required_costs_groups_at_its_deadline_and_gives_their_room_back(
     nats_bus: NatsBus,
 ) -> None:

@@ -6,6 +6,7 @@ import time
 
 import anyio
 import msgspec
+import pytest
 from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -34,6 +35,7 @@ async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_g
     await world.assert_bounded()
 
 
+@pytest.mark.slow
 async def test_what_a_killed_environment_held_expires_and_its_capacity_returns(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(words=8))
     world.inference.gate = anyio.Event()  # its requests never come back

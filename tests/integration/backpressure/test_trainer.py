@@ -14,6 +14,7 @@ from lachesis.schemas import subjects
 RUN = "r"
 
 
+@pytest.mark.slow
 async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everything_returns_with_it(
     nats_bus: NatsBus,
 ) -> None:

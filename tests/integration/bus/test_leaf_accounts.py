@@ -18,6 +18,7 @@ RUN = "far"
 CONFIG = f'run = "{RUN}"\n[nats]\ndomain = "hub"\n[environments.sums]\nkind = "x"\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", ["", 'jetstream {{ store_dir: "{folder}/leaf", domain: leaf }}'])
 async def test_each_service_may_in_the_domain_what_it_may_without_one(tmp_path: Path, own: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

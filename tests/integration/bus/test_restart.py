@@ -91,6 +91,7 @@ class Load:
                 self.read.append((message.seq, message.headers["Nats-Msg-Id"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_server_restarts_under_load(
     fresh_server: EmbeddedServer, how: signal.Signals, streams_config: StreamsConfig
@@ -137,6 +138,7 @@ async def test_server_restarts_under_load(
     assert [data for *_, data in commits] == [b"%d" % i for i in range(len(commits))]
 
 
+@pytest.mark.slow
 async def test_a_fetch_goes_on_when_the_server_is_killed_amid_its_answers(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
@@ -157,6 +159,7 @@ async def test_a_fetch_goes_on_when_the_server_is_killed_amid_its_answers(
     assert got == list(seqs)
 
 
+@pytest.mark.slow
 async def test_racing_commits_while_the_server_restarts(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:

@@ -70,6 +70,7 @@ async def grown(load: Load, by: int) -> None:
             await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_no_replica_holds_more_than_it_may(tmp_path: Path, streams_config: StreamsConfig) -> None:
     """A consumer with several copies says that a request is done before the request's last messages arrive."""
     with Cluster(tmp_path / "three nodes") as cluster:

@@ -98,6 +98,7 @@ async def events(bus, kind, model):
         return [decode(model, message.data) async for message in messages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_everything_takes_effect_once(nats_server, nats_bus, make_lab, seed):
     lab, lossy, repeats, firsts = make_lab(nats_bus), defaultdict(list), [], {}

@@ -146,6 +146,7 @@ async def until_settled(bus, seqs):
                 await anext(aiter(entries))
 
 
+@pytest.mark.slow
 async def test_stages_that_live_through_it_end_and_their_next_lives_go_on_with_what_is_there(broker, make_lab):
     made = iter(range(1000))
 
@@ -226,6 +227,7 @@ async def went_back_alone(broker, make_lab, stream):
     return publish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["normalizer", "batcher"])
 async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_refused_by_who_derived_from_them(
     broker, make_lab, monkeypatch, stage
@@ -244,6 +246,7 @@ async def test_rollouts_that_went_back_and_grew_again_under_everything_else_are_
                 await STAGES[stage](Service(bus, stage, RUN), CONFIG)
 
 
+@pytest.mark.slow
 async def test_annotations_that_went_back_and_grew_again_are_refused_by_the_batcher(broker, make_lab, monkeypatch):
     monkeypatch.setattr(stream_marks, "BELIEVE_LOSS_S", 0.5)
     await went_back_alone(broker, make_lab, subjects.EVENTS)
@@ -324,6 +327,7 @@ async def test_a_ledger_alone_that_went_back_is_written_again_from_the_streams(b
     assert fates(after) == fates(before)
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_ahead_of_the_ledger_is_refused_and_the_way_back_leads_to_the_same_weights(
     broker, make_lab, tmp_path
 ):

@@ -153,6 +153,7 @@ async def test_any_stream_that_went_back_alone_is_named_and_recovered_from(copie
             await refuse_rolled_back(bus, ledger_settings(config))
 
 
+@pytest.mark.slow
 async def test_another_run_of_the_same_store_is_not_touched_by_the_damage_nor_by_the_recovery(
     copies, tmp_path, streams_config, make_lab
 ):
@@ -493,6 +494,7 @@ def drop_middle(blocks: list[Path]) -> None:
     blocks[1].unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("anyio_backend")
 @pytest.mark.parametrize("stream", [ROLLOUTS, EVENTS])
 @pytest.mark.parametrize("damage", [cut_end, cut_middle, drop_first, drop_middle])
@@ -527,6 +529,7 @@ async def test_what_the_server_passes_over_in_silence_is_named_and_recovered_fro
         await refuse_rolled_back(bus, ledger_settings(config))
 
 
+@pytest.mark.slow
 async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copies):
     """The server starts without an error where a block of the bucket is gone, and the newest marks are in another."""
     config = config_of(copies)
@@ -606,6 +609,7 @@ async def stored_groups(bus: NatsBus) -> list[str]:
         return [Plan.unpack(message.headers.get(PLAN_HEADER)).group async for message in rollouts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["unreadable", "gone", "older", "the whole bucket is older"])
 async def test_what_an_earlier_recovery_noted_outlives_the_record_that_lists_it(copies, tmp_path, make_lab, harm):
     """Otherwise the same loss would be found anew, and rollouts that were stored once more would be stored again."""

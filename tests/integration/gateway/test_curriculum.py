@@ -44,6 +44,7 @@ async def weights(http: httpx.AsyncClient, *names: str) -> httpx.Response:
             await anyio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_what_clients_name_comes_back_as_weights_and_survives_a_kill(world: World) -> None:
     async with httpx.AsyncClient(base_url=world.url, timeout=60, trust_env=False) as http:
         body = {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 4}

@@ -125,6 +125,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     assert "there is nothing of a run demo" in await world.refusal("runs", "delete", RUN, "--yes")
 
 
+@pytest.mark.slow
 async def test_what_is_half_deleted_is_not_run_until_that_is_finished(world: World) -> None:
     await world.store(a_group(1))
     bus, folder = world.bus, world.folder / "runs" / RUN

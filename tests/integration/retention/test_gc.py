@@ -124,6 +124,7 @@ class _KilledAfter:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
@@ -138,6 +139,7 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
     assert (await world.bus.usage(REPLAY)).messages == 0
 
 
+@pytest.mark.slow
 async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")

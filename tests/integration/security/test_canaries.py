@@ -369,6 +369,7 @@ async def lachesis(run: Run, environ: Mapping[str, str], *command: str) -> "anyi
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["nats://{}@127.0.0.1:1", "nats://me:{}@127.0.0.1:1", "tls://me:{}@127.0.0.1:1"])
 async def test_an_address_that_nobody_serves_is_named_without_its_secret(tmp_path: Path, address: str) -> None:
     done = await anyio.run_process(

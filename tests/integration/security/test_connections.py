@@ -43,6 +43,7 @@ async def test_nobody_without_a_key(secured: Secured) -> None:
         await connect(run="one", name="test", config=stranger, token=secured.token)
 
 
+@pytest.mark.slow
 async def test_nobody_with_a_key_that_the_server_does_not_know(secured: Secured, tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
     with pytest.raises(AccessError, match=r"does not know the key .*scorer\.nk: no account.*auth init.*reload"):
@@ -104,6 +105,7 @@ async def test_every_way_of_being_refused_ends_the_wait(secured: Secured) -> Non
             await attempt()
 
 
+@pytest.mark.slow
 async def test_a_service_that_is_refused_ends_at_once_and_says_why(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "scorer.nk").write_text((secured.keys / "observer.nk").read_text())  # somebody mixed up the files
     sets = {"run": "one", "nats.url": secured.address, "nats.nkey_folder": tmp_path}
@@ -159,6 +161,7 @@ async def test_tls_that_was_asked_for_is_never_left_out(
         await connect(run="one", name="test", config=config, token=nats_server.token)
 
 
+@pytest.mark.slow
 async def test_clients_with_certificates(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     files = {name: str(tmp_path / name) for name in ("server.pem", "server.key", "ca.pem", "client.pem", "client.key")}
@@ -210,6 +213,7 @@ async def test_a_refused_certificate_is_named_by_the_servers_alert_at_once(monke
     assert len(tried) == 1
 
 
+@pytest.mark.slow
 async def test_keys_without_tls(tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
     async with Secured(tmp_path, "one", tls=False) as server, await server.bus("observer"):
@@ -274,6 +278,7 @@ async def test_an_account_that_a_reload_has_added_is_sent_to_the_next_reload_and
                         return
 
 
+@pytest.mark.slow
 async def test_a_certificate_that_expired_while_the_run_went_on_is_named_when_it_connects_again(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

@@ -57,6 +57,7 @@ async def test_its_batches_are_compared_though_the_batcher_wrote_more(world: Wor
     check_said(out + err, *(f"rl.ledger.{RUN}.main: the message at sequence {seq} of LEDGER" for seq in (2, 3, 4, 5)))
 
 
+@pytest.mark.slow
 async def test_what_can_be_read_of_it_is_replayed(replayed: tuple[int, str, str]) -> None:
     code, out, err = replayed
     assert code == 0, err

@@ -195,6 +195,7 @@ async def test_every_list_of_a_request_has_a_bound_that_its_refusal_says(
     assert all(one in answer.text for one in named), answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), ENDPOINT)
 async def test_the_endpoint_outlives_values_that_do_not_belong_there(
     endpoint: httpx.AsyncClient, path: str, body: dict[str, Any]

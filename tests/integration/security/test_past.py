@@ -28,6 +28,7 @@ from lachesis.schemas.rollout import Message
 from lachesis.services.cli.train import past_config
 
 
+@pytest.mark.slow
 async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
     tmp_path: Path, streams_config: StreamsConfig, make_lab
 ) -> None:

@@ -239,6 +239,7 @@ async def test_the_endpoint_answers_nobody_without_a_key_nor_pages(endpoint: htt
             refused(await endpoint.request(method, path.format(key=KEY), headers=asked, content=b"{}"), 400, 403)
 
 
+@pytest.mark.slow
 async def test_the_endpoint_outlives_any_body(endpoint: httpx.AsyncClient) -> None:
     for method, path in ENDPOINT:
         bearing = {"authorization": f"Bearer {TOKEN if path == '/sessions' else KEY}"}

@@ -76,6 +76,7 @@ def make_server(tmp_path: Path) -> Callable[[str], Secured]:
     return make
 
 
+@pytest.mark.slow
 async def test_the_gateways_key_suffices(
     make_server: Callable[[str], Secured], make_lab: Callable[[Any], Any], streams_config: object, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ async def test_the_gateways_key_suffices(
         await train(server, make_lab, streams_config, tmp_path)
 
 
+@pytest.mark.slow
 async def test_where_the_run_has_its_own_trainer_the_gateways_key_reads_no_ledger(
     make_server: Callable[[str], Secured], streams_config: object
 ) -> None:

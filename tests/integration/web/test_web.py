@@ -63,6 +63,7 @@ async def page(world: World, *options: str) -> AsyncIterator[tuple[httpx.AsyncCl
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
     async with page(world) as (client, _):
         run = (await client.get("/api/run")).json()
@@ -109,6 +110,7 @@ async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started
         assert [row["state"] for row in groups] == [*["left over"] * 4, "stale", "trained"]
 
 
+@pytest.mark.slow
 async def test_groups_are_found_and_ordered_by_a_single_rater(world: World) -> None:
     async with page(world) as (client, _):
         assert (await client.get("/api/run")).json()["raters"] == ["length"]
@@ -126,6 +128,7 @@ async def test_groups_are_found_and_ordered_by_a_single_rater(world: World) -> N
             assert (await client.get("/api/groups", params=wrong)).status_code == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [["--run", "nope"], ["--run", "nope", "--port", "0"]])
 async def test_no_page_is_served_of_a_run_that_there_is_not(world: World, named: list[str]) -> None:
     said = await world.refusal("web", *named)
@@ -196,6 +199,7 @@ async def test_no_other_page_gets_an_answer_and_nothing_can_be_changed(world: Wo
         assert (await client.get("/../api.py")).status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - what is tried
 async def test_nothing_of_the_run_is_shown_without_the_token(world: World, host: str) -> None:
     async with page(world, "--host", host) as (_, url):

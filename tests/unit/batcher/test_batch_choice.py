@@ -45,6 +45,7 @@ def brute_force(
     return None if best is None else [ordered[i].seq for i in best[1]]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 20), st.sampled_from("abc")), max_size=8),

@@ -46,6 +46,7 @@ def test_every_line_of_the_help_is_what_its_command_says() -> None:
         assert loaded.hidden == command.hidden
 
 
+@pytest.mark.slow
 def test_the_help_of_every_command_imports_nothing_heavy() -> None:
     code = "from lachesis.services.cli.commands import *\nfor command in COMMANDS.values(): load_command(command)"
     assert imported_by(code).isdisjoint(HEAVY)
@@ -56,6 +57,7 @@ def test_every_service_names_a_stage(name: str) -> None:
     assert callable(load_stage(services()[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["scorer", "environment", "governor", "batcher", "normalizer", "curriculum", "health", "teacher"]
 )
@@ -66,6 +68,7 @@ def test_a_service_that_does_not_train_imports_nothing_heavy(name: str) -> None:
     assert modules.isdisjoint(HEAVY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -96,6 +99,7 @@ def test_expected_errors_are_one_line_and_exit_code_2(arguments: list[str], expe
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_run_without_a_name_lists_the_services() -> None:
     done = lachesis("run")
     assert done.returncode == 0

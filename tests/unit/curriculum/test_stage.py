@@ -115,6 +115,7 @@ async def test_restarts_at_any_moment_give_the_same_weights_bit_for_bit(lab, see
     assert await observed(wild_lab) == [f"{n:032x}" for n in range(300)]
 
 
+@pytest.mark.slow
 async def test_many_small_commits_and_a_restart_from_a_snapshot(lab):
     async def learned(count):
         return len(await observed(lab)) == count

@@ -50,6 +50,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.slow
 def test_no_log_axis_begins_at_0_and_nothing_is_drawn_from_there(drawn: dict[str, Any], tmp_path: Path) -> None:
     observed = RunObservation(CONFIG)
     observed.drawn = {str(n): DrawnGroup(n, 0, 0.5) for n in range(30)}

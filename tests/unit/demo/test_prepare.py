@@ -56,6 +56,7 @@ def test_the_cache_is_where_it_can_be_written(tmp_path: Path) -> None:
     assert cache_folder({"HOME": str(tmp_path / "file")}, fallback) == fallback
 
 
+@pytest.mark.slow
 def test_a_prepared_model_is_found_again_and_named_as_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 

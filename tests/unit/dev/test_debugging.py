@@ -121,6 +121,7 @@ def test_a_thread_that_never_returns_does_not_keep_the_process(tmp_path: Path) -
     assert "ZeroDivisionError" in err
 
 
+@pytest.mark.slow
 def test_threads_of_the_users_own_are_left_to_the_interpreter(tmp_path: Path) -> None:
     main = """
     from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,7 @@ def test_an_interrupt_ends_code_that_does_not_return(tmp_path: Path) -> None:
     assert (code, err) == (130, "lachesis: stopped\n")
 
 
+@pytest.mark.slow
 def test_no_time_limit_runs_out_at_a_breakpoint_on_the_loop_or_in_a_thread(tmp_path: Path) -> None:
     main = """
     for call in (FunctionRater(breaks).rate, lambda _: anyio.to_thread.run_sync(FunctionRater(breaks).rate, None)):
@@ -167,6 +169,7 @@ def test_quitting_the_debugger_ends_the_process(tmp_path: Path) -> None:
     assert (code, err) == (130, "lachesis: stopped\n")
 
 
+@pytest.mark.slow
 def test_a_failure_is_printed_from_the_users_code_on_and_once(tmp_path: Path) -> None:
     main = """
     def one(sample):

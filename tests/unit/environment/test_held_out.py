@@ -100,6 +100,7 @@ def test_no_strategy_weighs_held_out_tasks(strategy):
     assert made.metrics()["curriculum/effective_items"] <= 90
 
 
+@pytest.mark.slow
 def test_exploring_still_reaches_the_tasks_that_were_not_seen_for_long():
     """Never seen, held-out tasks would take nearly the whole of what is there for exploring."""
     made = load_strategy(items_of(Pool(), HELD_OUT), CurriculumConfig(strategy="irt", explore=0.5))

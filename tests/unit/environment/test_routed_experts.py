@@ -84,6 +84,7 @@ def generation(routed):
                                      routed_experts=routed))  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_what_vllm_answers_is_read_and_what_is_no_such_array_is_refused():
     found = generation(encoded(np.arange(12, dtype=np.uint8).reshape(3, 2, 2))).routed_experts
     assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

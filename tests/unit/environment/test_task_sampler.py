@@ -33,6 +33,7 @@ def test_first_draws_follow_the_weights():
     assert counts / 20_000 == pytest.approx([0.125, 0.25, 0, 0.625], abs=0.015)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0, 4.0], [1e6, 1.0, 2.0, 3.0]])
 def test_pairs_follow_successive_sampling_with_and_without_the_fallback(values):
     """P(j second) = sum_i p_i p_j / (1 - p_i); the second case almost always needs the fallback."""

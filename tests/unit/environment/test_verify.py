@@ -91,12 +91,14 @@ async def checked(tmp_path: Path, body: str) -> dict[str, EnvironmentCheck]:
     return {check.check: check for check in checks}
 
 
+@pytest.mark.slow
 async def test_a_good_environment_passes_all(tmp_path: Path) -> None:
     checks = await checked(tmp_path, "    pass")
     assert {check.verdict for check in checks.values()} == {"ok"}, checks
     assert "rewards from 0 to 1" in checks["scores"].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 async def test_each_fault_fails_its_own_check(check: str, tmp_path: Path) -> None:
     body, text = BROKEN[check]
@@ -126,6 +128,7 @@ async def test_what_a_failure_leaves_unknown_is_skipped(tmp_path: Path) -> None:
     assert [check.verdict for check in checks.values()] == ["fail", *["skipped"] * 5]
 
 
+@pytest.mark.slow
 async def test_what_is_doubtful_in_a_data_set_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("prompt,answer\na,1\na,2\nb,null\n")
@@ -137,12 +140,14 @@ async def test_what_is_doubtful_in_a_data_set_is_shown(tmp_path: Path) -> None:
     assert "1 of 3 answers are 'null'" in loads.text
 
 
+@pytest.mark.slow
 async def test_a_builtin_one_that_leaves_rewards_to_raters_passes() -> None:
     checks = await verify_environment("spell_backward", {"size": 30})
     assert {check.verdict for check in checks} == {"ok"}, checks
     assert "leaves rewards to raters" in checks[3].text
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_exits_with_one_on_a_failure(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"{GOOD}\n\nclass Mine(Good):\n{BROKEN['scores'][0]}\n")

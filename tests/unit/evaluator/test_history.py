@@ -74,6 +74,7 @@ def test_no_fall_without_a_second_evaluation_or_an_error(evaluation):
     assert of(*old).falls() == []
 
 
+@pytest.mark.slow
 def test_rates_that_do_not_change_seldom_look_as_if_they_fell(evaluation):
     rng = np.random.default_rng(1)
     alarms = 0

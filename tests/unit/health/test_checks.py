@@ -385,6 +385,7 @@ def test_faulty_groups_warn_and_their_reason_is_told(groups, monitor):
     assert "gibberish" in results["faulty_groups"].reason
 
 
+@pytest.mark.slow
 def test_over_optimisation_without_a_falling_rater_only_warns(groups, monitor):
     """Raters that learn at different speeds part, too."""
 

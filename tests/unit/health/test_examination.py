@@ -98,6 +98,7 @@ def test_ratings_are_joined_as_the_scorer_joins_them(made, rule):
         np.testing.assert_allclose(joined, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_kind_makes_events_that_the_streams_accept(made):
     examination, kinds, _ = made
     assert len(kinds.HEALTHY) >= 25

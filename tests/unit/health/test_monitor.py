@@ -125,6 +125,7 @@ def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
     assert not monitor.standing.halted
 
 
+@pytest.mark.slow
 def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
     for n in range(1, 20):
         first = groups.seq + 1

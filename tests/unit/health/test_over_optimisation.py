@@ -22,6 +22,7 @@ def judge(groups, make):
     return monitor, {one.severity for one in results}, {one.reason for one in results}
 
 
+@pytest.mark.slow
 def test_a_rater_of_brevity_that_falls_while_most_rise_only_warns(groups):
     """Thinking longer helps: what the answers are worth rises, and only the rater of brevity falls."""
     monitor, severities, _ = judge(
@@ -32,6 +33,7 @@ def test_a_rater_of_brevity_that_falls_while_most_rise_only_warns(groups):
     assert monitor.standing.quarantined_from is None
 
 
+@pytest.mark.slow
 def test_one_rater_that_falls_while_one_rises_and_one_stays_only_warns(groups):
     """The same with three raters, of which one has nothing to do with thinking longer."""
     monitor, severities, _ = judge(groups, lambda far: rated(groups, exact=0.3 + far, brief=0.7 - 0.3 * far, style=0.5))
@@ -40,6 +42,7 @@ def test_one_rater_that_falls_while_one_rises_and_one_stays_only_warns(groups):
     assert monitor.standing.quarantined_from is None
 
 
+@pytest.mark.slow
 def test_most_raters_falling_while_the_score_rises_still_quarantines(groups):
     monitor, severities, reasons = judge(
         groups, lambda far: rated(groups, exact=0.5 - 0.2 * far, similar=0.5 - 0.2 * far, style=0.5 + far)

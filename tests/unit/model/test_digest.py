@@ -135,6 +135,7 @@ def test_the_error_names_the_file_and_the_tensors_that_were_altered(tensors, tmp
             read_weights(path, version, tensors)
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_file_counts(tmp_path):
     few = {"b": torch.ones(2), "a": torch.arange(3), "c": torch.ones(3).bfloat16()}
     version, path = write_new_weights(few, tmp_path, 3, "a", "bfloat16")

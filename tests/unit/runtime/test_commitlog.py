@@ -80,6 +80,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plan=steps)
 async def test_a_restart_at_any_point_finds_exactly_what_was_committed(plan):

@@ -172,6 +172,7 @@ async def test_a_state_beyond_all_bounds_is_refused(monkeypatch):
         assert await stored(bus) is None
 
 
+@pytest.mark.slow
 async def test_the_curriculum_of_a_million_items_is_kept_and_comes_back():
     items = 1_000_000
     strategy = load_strategy(ItemPool(items), CurriculumConfig())

@@ -220,6 +220,7 @@ def test_messages_are_not_given_twice() -> None:
         decode(RolloutGroup, wire(GROUP, messages=[[], [], []]))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     data = wire(GROUP, packed_messages=bomb(256 << 20))
     tracemalloc.start()

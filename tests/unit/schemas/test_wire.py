@@ -192,6 +192,7 @@ JSON_LIKE = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from([f.name for f in msgspec.structs.fields(RolloutGroup)]), JSON_LIKE)
 def test_a_wrong_value_in_any_field(field: str, value: object) -> None:
@@ -203,6 +204,7 @@ def test_a_wrong_value_in_any_field(field: str, value: object) -> None:
     assert Plan.unpack(plan.pack()) == plan  # a group that is taken has a header that can be read
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from([f.name for f in msgspec.structs.fields(Sequences)]), JSON_LIKE)
 def test_a_wrong_value_in_any_column(field: str, value: object) -> None:

@@ -19,6 +19,7 @@ def drawn(n, seed=0, missing=0.2, base=0.3):
     return samples
 
 
+@pytest.mark.slow
 def test_planted_accuracies_are_found_without_any_label():
     fitted = rater_accuracies(drawn(4000))
     for rater, truth in TRUE.items():

@@ -25,6 +25,7 @@ def sample(completion: str) -> Sample:
     return Sample(prompt="", completion=completion, task={"answer": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rater", "params", "hostile", "fair"),
     [
@@ -68,6 +69,7 @@ async def test_one_answer_that_hangs_costs_no_other_its_rating() -> None:
     assert [rating.status for rating in ratings] == ["timeout"] * 2 + ["ok"] * 8
 
 
+@pytest.mark.slow
 async def test_a_value_nested_deeper_than_a_schema_can_follow_is_missing_and_says_so() -> None:
     with anyio.fail_after(60):
         ensemble = runner("json_valid", 20.0, schema=NESTED)

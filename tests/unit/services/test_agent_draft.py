@@ -45,6 +45,7 @@ def test_environments_are_found_without_importing_them(base: Path) -> None:
     assert (entries["Spelling"].kind, entries["Spelling"].problem) == ("atropos", None)
 
 
+@pytest.mark.slow
 def test_a_class_of_atropos_that_was_found_is_a_run_of_its_kind(base: Path) -> None:
     found = list_environments(draft_of(base, "words").base(), [EXAMPLES])
     assert "--atropos-python" in str(select_environment("Spelling", found).note)
@@ -139,6 +140,7 @@ def test_a_run_has_the_selected_environment_alone_and_a_name_of_its_own(base: Pa
     assert draft.config_to_start(datetime.now(UTC)).run == "mine"
 
 
+@pytest.mark.slow
 def test_a_setting_is_known_by_its_path_its_name_in_the_environment_and_other_names(base: Path) -> None:
     draft = draft_of(base, "Sums", load_policy("rl"))
     assert draft.edit("batching.batch_size", 64) == "batching.batch_size"
@@ -214,6 +216,7 @@ def test_passwords_are_not_shown(base: Path) -> None:
     assert "secret" not in str(shown)
 
 
+@pytest.mark.slow
 def test_secret_parameters_are_not_shown_and_texts_of_code_are_locked_under_a_policy(base: Path) -> None:
     (base.parent / "keyed.py").write_text(
         "from lachesis import Environment\n\n\nclass Keyed(Environment):\n"

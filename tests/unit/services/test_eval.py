@@ -124,6 +124,7 @@ def test_the_table_and_what_is_left_out(folder: Path) -> None:
     assert "environment small is not evaluated: of its 9 tasks fewer than 8" in err
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_a_model_that_gives_no_answer_ends_with_1_and_the_others_count(server: str) -> None:
     code, rows = evaluated("--server", f"{server}/v1", "--model", "tiny", "--model", "nobody", "--items", "8")

@@ -39,6 +39,7 @@ def output(how: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_the_end_of_a_pool_does_not_drain_the_service() -> None:
     assert output("separate") == "2\n"

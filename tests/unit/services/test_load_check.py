@@ -201,6 +201,7 @@ def written(folder: Path, path: str) -> list[str]:
     return ["--config", str(folder / "run.toml")]
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 @pytest.mark.parametrize(("path", "level"), [("p", "ok"), ("exit", "failed"), ("hang", "late")])
 async def test_code_that_prints_ends_its_process_or_hangs_harms_nobody(here: Path, path: str, level: str) -> None:
@@ -211,6 +212,7 @@ async def test_code_that_prints_ends_its_process_or_hangs_harms_nobody(here: Pat
         assert by_setting["environments.shop"].text == "loading it ended its process (code 7): out of licences"
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None:
     findings = [one async for one in check_start(config(), written(here, "missing"), load_s=120.0)]
@@ -238,6 +240,7 @@ async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 @pytest.mark.parametrize("always", [False, True])
 async def test_a_wrong_model_path_is_told_at_once_and_hides_nothing_from_doctor(here: Path, always: bool) -> None:
@@ -251,6 +254,7 @@ async def test_a_wrong_model_path_is_told_at_once_and_hides_nothing_from_doctor(
     assert failed == ["model", "environments.shop"] if always else ["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_a_kind_that_is_not_there_is_told_once(here: Path) -> None:
     settings = config(kind="shpo.py:Shop")

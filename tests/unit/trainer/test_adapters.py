@@ -86,6 +86,7 @@ def test_the_empty_table_is_a_preset_with_a_rate_for_what_it_trains(base):
     assert learner.learning_rate == pytest.approx(0.2 / sqrt(sum(value.numel() for value in adapters)))
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_has_the_bits_of_one_that_went_on(tmp_path, base, batch, small_policy):
     straight = load_trainable_model(base, setup(base))
     learner = Learner(straight.model, CONFIG)

@@ -41,6 +41,7 @@ def train(small_policy, batch):
     return run
 
 
+@pytest.mark.slow
 def test_five_steps_save_load_five_steps_equal_ten_to_the_bit(tmp_path, small_policy, train):
     straight = small_policy()
     learner = Learner(straight.model, CONFIG)

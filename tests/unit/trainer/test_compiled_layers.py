@@ -84,6 +84,7 @@ def test_compiling_is_bounded(monkeypatch, caplog):
     assert watch.pieces == 4, "it watches steps alone"
 
 
+@pytest.mark.slow
 def test_layers_are_as_before_once_the_setting_is(small_policy, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
     learner = Learner(small_policy().model, LearnerConfig(compile=True))

@@ -73,6 +73,7 @@ def exact_kl(student, teacher):
     return (one.exp() * (one - other)).sum(-1).mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reverse", "forward"])
 def test_the_students_kl_to_the_teacher_falls(kind):
     teacher, student, control = a_policy(1, 60), a_policy(0, 20), a_policy(0, 20)

@@ -126,6 +126,7 @@ def test_warm_start_refuses_nothing_and_too_much(small_policy):
         warm_start(small_policy(), [("x" * 60, "y")], WarmStartConfig(steps=1))
 
 
+@pytest.mark.slow
 def test_kl_to_the_reference_keeps_the_policy_near_it(small_policy, batch):
     moved = {}
     for coef in (0.0, 5.0):
@@ -149,6 +150,7 @@ def test_kl_without_a_reference_is_refused(small_policy):
         Learner(small_policy().model, LearnerConfig(loss=LossConfig(kl_coef=0.1)))
 
 
+@pytest.mark.slow
 def test_an_entropy_bonus_raises_the_entropy(small_policy, batch):
     last = {}
     for coef in (0.0, 1.0):

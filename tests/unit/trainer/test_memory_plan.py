@@ -63,6 +63,7 @@ def test_a_reference_model_counts(plain):
     assert found.peak == plain.peak + plain.weights
 
 
+@pytest.mark.slow
 def test_copies_of_a_step_that_may_be_undone_count():
     little = {how: planned(shape=StepShape(1, 8), learner=LearnerConfig(on_large_step=how)) for how in HOW}
     assert little["shorten"].activations == pytest.approx(2 * 4 * PARAMETERS, rel=0.01), "before and after"

@@ -30,6 +30,7 @@ def two_steps(policy, reference, batches, settings, *, moved):
     return [learner.step(batch) for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_steps_are_those_of_the_cpu_whatever_the_settings(small_policy, batch, name):
     settings = SETTINGS[name]

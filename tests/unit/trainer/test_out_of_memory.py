@@ -46,6 +46,7 @@ def comparable(metrics):
     return msgspec.structs.replace(metrics, seconds=0.0, memory=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("error", ERRORS, ids=["GPU", "CPU", "CPU, Windows"])
 def test_the_step_is_done_again_in_halves_from_the_same_weights(small_policy, batch, error, backward):
@@ -95,6 +96,7 @@ def test_layers_are_computed_again_once_a_sequence_alone_does_not_fit(small_poli
     assert comparable(metrics) == comparable(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "help_text"),
     [
@@ -250,6 +252,7 @@ def test_a_later_life_begins_with_what_fitted_and_grows_on_a_gpu(device, grown):
     assert StepFit.of(100, False, can_recompute=True).beginning_with(250, device).tokens == 100
 
 
+@pytest.mark.slow
 def test_a_learner_grows_its_micro_batches_again(small_policy, batch, monkeypatch):
     retries = iter([0, 3, *[3] * 99])  # the first step alone finds no memory left
     monkeypatch.setattr(learner_module, "allocator_retries", lambda _device: next(retries))

@@ -140,6 +140,7 @@ def test_records_from_before_are_of_padded_rows_and_of_every_step_measured():
     assert old.step_kl_every == 1
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_halves_the_tokens_of_rows_in_one(small_policy):
     policy, seen = small_policy(), []
 

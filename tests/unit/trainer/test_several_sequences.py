@@ -72,6 +72,7 @@ def rows(found, *, split):
     return made, now
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(found=samples(), aggregation=st.sampled_from(AGGREGATIONS), objective=st.sampled_from(["ppo", "cispo", "sapo"]),
        max_tokens=st.integers(1, 40))  # fmt: skip

@@ -230,6 +230,7 @@ def limited_memory(patch, tokens):
     patch.setattr(SampledLogprobs, "_compute", compute)
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_runs_out_of_memory_goes_on_in_smaller_micro_batches(
     lab, model, config, monkeypatch, caplog
 ):
@@ -254,6 +255,7 @@ async def test_a_trainer_that_runs_out_of_memory_goes_on_in_smaller_micro_batche
     assert (await reports(lab))[-1].numerics.microbatches == ((STEPS, tokens),)
 
 
+@pytest.mark.slow
 async def test_a_trainer_without_enough_memory_for_one_sequence_ends_with_the_reason(lab, model, config, monkeypatch):
     await fill(lab, model)
     limited_memory(monkeypatch, 2)

@@ -160,6 +160,7 @@ async def test_each_step_is_taken_with_as_many_threads_as_it_was(lab, fresh, mon
     assert used == [2, 2, 1, 1, 1]
 
 
+@pytest.mark.slow
 async def test_another_machine_anywhere_on_the_way_is_told(lab, fresh, monkeypatch):
     numerics_of = trainer.numerics_of
     for steps, processor, torch_version in [(2, "one", "9.9"), (4, "two", "9.9"), (STEPS, None, None)]:

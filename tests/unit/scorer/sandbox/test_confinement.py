@@ -230,6 +230,7 @@ print('limited')
     assert await output(hidden) == "limited\n"
 
 
+@pytest.mark.slow
 async def test_processes_share_one_limit_of_memory() -> None:
     if "cgroups" in sandbox().missing:
         pytest.skip(f"no control groups: {sandbox().missing['cgroups']}")

@@ -131,6 +131,7 @@ print('done')
     assert (await sandbox.run_within(code.encode(), b"", CPU_S))[0] == "done\n"
 
 
+@pytest.mark.slow
 async def test_all_tests_of_an_answer_share_its_time() -> None:
     rater = CodeRater(time_s=2, total_s=1)
     forks = "for _ in range(4):\n    if not os.fork(): burn(0.1); os._exit(0)\nfor _ in range(4): os.wait()"

@@ -150,6 +150,7 @@ def test_an_environment_that_raters_judge_is_named() -> None:
         env.step(said("a"))
 
 
+@pytest.mark.slow
 def test_it_imports_without_the_packages_it_does_not_need() -> None:
     names = ["datasets", "tqdm", "gem", "gymnasium", "torch", "transformers"]
     code = f"import sys; sys.modules.update(dict.fromkeys({names})); from lachesis import StepEnv; print(StepEnv)"
