@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Column", "DType", "as_bytes", "pack_mask", "unpack_mask", "view"]
+__all__ = ["Column", "DType", "as_bytes", "view"]
 
 DType = Literal["uint8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
@@ -41,15 +41,3 @@ def view(data: bytes, dtype: DType, rows: int, what: str, width: int = 1) -> NDA
         )
     array = np.frombuffer(data, dtype=kind)
     return array if width == 1 else array.reshape(rows, width)
-
-
-def pack_mask(mask: Sequence[bool] | NDArray[np.bool_]) -> bytes:
-    """Return a boolean mask [T] as ceil(T / 8) bytes, first token in the lowest bit."""
-    return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
-
-
-def unpack_mask(data: bytes, rows: int, what: str) -> NDArray[np.bool_]:
-    """Return the mask [rows] that `pack_mask` packed. Raises `SchemaError` on a wrong length."""
-    if len(data) != (rows + 7) // 8:
-        raise SchemaError(f"{what}: {len(data)} bytes where a mask of {rows} tokens needs {(rows + 7) // 8}")
-    return np.unpackbits(np.frombuffer(data, np.uint8), count=rows, bitorder="little").view(np.bool_)

@@ -1,4 +1,4 @@
-"""Packs token ids into as many bits as the largest needs, and compresses texts.
+"""Packs masks into bits and token ids into as many bits as the largest needs, and compresses texts.
 
 Works on bytes. Guarantees that what is unpacked is bounded before it is allocated, whatever the sender claims, and that
 nothing but `SchemaError` is raised.
@@ -8,19 +8,32 @@ lowest first. A vocabulary below 65,536 needs no such mask, one of 150,000 needs
 """
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lachesis.schemas.columns import pack_mask, unpack_mask
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["deflate", "inflate", "join_tokens", "split_tokens"]
+__all__ = ["deflate", "inflate", "join_tokens", "pack_mask", "split_tokens", "unpack_mask"]
 
 _LOW_BITS = 16
 _HIGH_BITS = 15
 """Bits of a token id above the low ones; a sign is not among them."""
 _LEVEL = 1
 """Of zlib. On English text the default level, 6, saves a tenth of the bytes more and takes five times as long."""
+
+
+def pack_mask(mask: Sequence[bool] | NDArray[np.bool_]) -> bytes:
+    """Return a boolean mask [T] as ceil(T / 8) bytes, first token in the lowest bit."""
+    return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
+
+
+def unpack_mask(data: bytes, rows: int, what: str) -> NDArray[np.bool_]:
+    """Return the mask [rows] that `pack_mask` packed. Raises `SchemaError` on a wrong length."""
+    if len(data) != (rows + 7) // 8:
+        raise SchemaError(f"{what}: {len(data)} bytes where a mask of {rows} tokens needs {(rows + 7) // 8}")
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def split_tokens(tokens: bytes) -> tuple[bytes, bytes] | None:

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.schemas.columns import Column, unpack_mask, view
+from lachesis.schemas.columns import Column, view
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.packing import join_tokens, split_tokens
+from lachesis.schemas.packing import join_tokens, split_tokens, unpack_mask
 
 __all__ = [
     "EXCLUDED_SINCE",

@@ -45,9 +45,10 @@ from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY
-from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.errors import ConfigError, DataError, LachesisError
 from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
 
 __all__ = [

@@ -33,10 +33,10 @@ from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, positio
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS
 from lachesis.pipeline.retention.trimming import HistoryTrimmer
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.runtime.lost_streams import StreamWatch, find_streams, refuse_lost_streams
 from lachesis.pipeline.runtime.peer_acknowledgements import PeerAcknowledgements
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.store_marks import EndWatch, refuse_lost_ends
-from lachesis.pipeline.runtime.store_record import StreamWatch, find_streams, refuse_lost_streams
 from lachesis.pipeline.runtime.stream_marks import describe_lost_bytes
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark

@@ -23,8 +23,8 @@ from lachesis.pipeline.common.disk import DeferredFile
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, NotFoundError
 from lachesis.pipeline.runtime import stream_marks
+from lachesis.pipeline.runtime.lost_streams import find_streams
 from lachesis.pipeline.runtime.retention_record import read_record
-from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import contradiction
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import StreamMark

@@ -42,12 +42,13 @@ from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
 from lachesis.pipeline.tasks.held_out import reason_none_held_out
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.devices import devices_here
+from lachesis.services.preflight.load_findings import LoadFinding
 from lachesis.services.preflight.model_loading import model_loads
 from lachesis.services.preflight.named import NamedModel, named_models
 from lachesis.services.preflight.prompts import PolicyPrompts
 from lachesis.services.stage_settings import curriculum_settings, scoring_settings
 
-__all__ = ["LoadFinding", "check_loads", "write_findings"]
+__all__ = ["check_loads", "write_findings"]
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_TEXT = 2000
@@ -60,16 +61,6 @@ _SETUP_S = 20.0
 """Seconds in which the process of an environment of Atropos is to be ready."""
 _MANY_TASKS = 20_000
 """From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
-
-
-class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of loading what `setting` names. begun: it has not ended yet; late: it did not end in time; doubtful:
-    it is loaded, and failed on every answer that it was tried on."""
-
-    setting: str
-    state: Literal["begun", "ok", "failed", "late", "doubtful"]
-    text: str = ""
-    seconds: float = 0.0
 
 
 def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, prompts: bool = False) -> None:

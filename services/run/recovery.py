@@ -14,8 +14,8 @@ from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery import apply_plan, read_unfinished
 from lachesis.pipeline.retention.recovery_plan import UnusableState, make_plan
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
+from lachesis.pipeline.runtime.lost_streams import find_streams
 from lachesis.pipeline.runtime.store_marks import read_marks
-from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError

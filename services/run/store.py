@@ -21,14 +21,14 @@ from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
-from lachesis.pipeline.runtime.store_marks import MARKS_FILE
-from lachesis.pipeline.runtime.store_record import (
+from lachesis.pipeline.runtime.lost_streams import (
     describe_lost_streams,
     find_streams,
     read_store_record,
     to_record,
     write_store_record,
 )
+from lachesis.pipeline.runtime.store_marks import MARKS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.control import StoreRecord
 from lachesis.schemas.errors import SchemaError

@@ -31,9 +31,10 @@ from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import select_trainable
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, PackedGroup, RolloutGroup, Sequences, VersionSpan
 

@@ -29,7 +29,8 @@ from lachesis.pipeline.trainer.config import LearnerConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.sequences import Sequences
 from lachesis.services.demo.prepare import ERROR_RATE
 

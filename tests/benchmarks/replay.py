@@ -35,8 +35,9 @@ from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan

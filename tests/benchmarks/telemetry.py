@@ -34,8 +34,9 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

@@ -33,7 +33,7 @@ from lachesis.schemas.calls import (
     ToolResults,
 )
 from lachesis.schemas.codec import Event
-from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.control import (
     AdmissionStatus,
     CurriculumSnapshot,
@@ -61,6 +61,7 @@ from lachesis.schemas.ledger import (
     TrainReport,
     VoidBatch,
 )
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.replay import (
     EnsembleInfo,
     OfflineTrainerRecord,

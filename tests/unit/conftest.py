@@ -12,8 +12,9 @@ from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Dispatch, Message, RolloutGroup, Sequences, VersionSpan
 

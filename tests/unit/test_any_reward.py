@@ -24,10 +24,10 @@ from lachesis.pipeline.health.logic.trends import (
     student_z,
 )
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
+from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, fold
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
 from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError

@@ -25,11 +25,11 @@ from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
 from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator, group_advantage
 from lachesis.pipeline.normalizer.estimators.own import estimator
+from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
 from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
 from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
 from lachesis.pipeline.offline.compare.condition import parse_condition

@@ -22,8 +22,8 @@ from lachesis.pipeline.bus.api import (
     StreamExtent,
     StreamUsage,
 )
-from lachesis.pipeline.bus.memory.requests import MemoryRequests
 from lachesis.pipeline.bus.memory.stream import MemoryConsumer, MemoryStream, size_of
+from lachesis.pipeline.bus.memory.unstored import UnstoredMessages
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
 from lachesis.pipeline.errors import BusClosedError, DamagedError, FencedError, HistoryLostError, NotFoundError
@@ -170,7 +170,7 @@ class MemoryBus:
         self._entries: dict[str, Entry] = {}
         self._revision = 0
         self._damaged: set[str] = set()
-        self._talk = MemoryRequests()
+        self._talk = UnstoredMessages()
         self._change = anyio.Event()
         self._skipped = 0.0
         self._closed = False

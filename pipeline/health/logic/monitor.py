@@ -28,13 +28,15 @@ from lachesis.pipeline.health.logic.fractions import (
     TruncationCheck,
     ZeroVarianceCheck,
 )
-from lachesis.pipeline.health.logic.gains import OutlyingGroups, RaterSaturation, UnconfirmedGain
 from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
+from lachesis.pipeline.health.logic.outlying_groups import OutlyingGroups
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
+from lachesis.pipeline.health.logic.rater_saturation import RaterSaturation
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
+from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
 from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore

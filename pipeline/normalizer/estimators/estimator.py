@@ -120,6 +120,8 @@ class Estimator(ABC):
     """Whether the advantages of a group add up to 0, before they are whitened."""
     within_range: ClassVar[bool] = False
     """Whether no advantage is larger than the range of the rewards."""
+    divides: ClassVar[bool] = False
+    """Whether the advantages are centred rewards divided by their deviation."""
     whitens: bool = False
     """Whether the batcher whitens the advantages over its batch; see `logic.whitening`."""
 

@@ -12,6 +12,7 @@ class Grpo(Estimator):
 
     name = "grpo"
     zero_mean = True
+    divides = True
 
     def estimate(self, group: RewardGroup) -> list[float]:
         """Return the standardized rewards."""

@@ -18,8 +18,9 @@ from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

@@ -19,8 +19,9 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

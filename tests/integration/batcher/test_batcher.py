@@ -34,11 +34,12 @@ from lachesis.schemas.annotations import (
     Verdict,
 )
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import epoch_producer, new_group_id
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
 

@@ -33,9 +33,10 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import Batch, LedgerEntry, Outcome
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, Sequences, VersionSpan
 from lachesis.services.dev import stages

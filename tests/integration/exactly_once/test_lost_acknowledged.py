@@ -18,8 +18,8 @@ from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.retention.recovery import apply_plan
 from lachesis.pipeline.retention.recovery_plan import make_plan
 from lachesis.pipeline.runtime import stream_marks
+from lachesis.pipeline.runtime.lost_streams import find_streams
 from lachesis.pipeline.runtime.store_marks import EndWatch, find_lost_acknowledged
-from lachesis.pipeline.runtime.store_record import find_streams
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.cli.recover import describe_plan

@@ -30,8 +30,9 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, ROLLOUT_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan

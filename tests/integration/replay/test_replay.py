@@ -30,7 +30,8 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, Sequences, VersionSpan

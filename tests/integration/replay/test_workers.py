@@ -18,7 +18,8 @@ from integration.replay.test_replay import RUN, World, world
 
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan

@@ -19,7 +19,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import HistoryLostError, NotFoundError, StartupError, StreamMissingError, leaves
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
 from lachesis.pipeline.retention.recovery_record import RecoveryPlan
-from lachesis.pipeline.runtime import store_record
+from lachesis.pipeline.runtime import lost_streams
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter
 from lachesis.schemas import keys, subjects
@@ -299,8 +299,8 @@ async def test_a_record_that_cannot_be_opened_now_is_not_to_be_deleted(
 async def test_the_governor_names_a_stream_that_is_deleted_and_ends(
     bus: NatsBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_record, "_PERIOD_S", 0.05)
-    monkeypatch.setattr(store_record, "_BELIEVE_S", 0.5)
+    monkeypatch.setattr(lost_streams, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(lost_streams, "_BELIEVE_S", 0.5)
     await make_streams(bus, config)
     ended: list[BaseException] = []
     async with open_service(bus, "governor", RUN) as service:

@@ -18,8 +18,9 @@ from lachesis.pipeline.offline.replay.logic.batches import (
     without_logprobs,
 )
 from lachesis.schemas.annotations import GroupReward
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import GENESIS
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import Plan
 
 CONFIG = BatchingConfig(batch_size=8)

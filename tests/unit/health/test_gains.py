@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.logic.check import HealthWindow
-from lachesis.pipeline.health.logic.gains import OutlyingGroups, RaterSaturation, UnconfirmedGain
+from lachesis.pipeline.health.logic.outlying_groups import OutlyingGroups
+from lachesis.pipeline.health.logic.rater_saturation import RaterSaturation
+from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
 
 RATERS = ("exact", "similar", "judge", "style")
 

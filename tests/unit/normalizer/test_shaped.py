@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.loader import group_advantage
-from lachesis.pipeline.normalizer.logic.shaped import shaped_advantage
+from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
 from lachesis.schemas.errors import DataError
 
 GRPO = AdvantageConfig(estimator="grpo")

@@ -12,9 +12,10 @@ import pytest
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent, Stamp
 from lachesis.schemas.asyncapi import asyncapi, documents, json_schema
 from lachesis.schemas.codec import Event, decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome, ProducerMark
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 CHECKED_IN = Path(__file__).parents[3] / "deploy" / "schema"

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
-from lachesis.schemas.packing import deflate, inflate, join_tokens, split_tokens
+from lachesis.schemas.packing import deflate, inflate, join_tokens, pack_mask, split_tokens
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Message, PackedGroup, RolloutGroup, Sequences, VersionSpan
 

@@ -13,7 +13,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, TeacherLogprobs
 from lachesis.schemas.calls import GroupEnd, GroupStart, SessionCall, SessionEnd, TakeUpReply, ToolResults
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
-from lachesis.schemas.columns import Column, as_bytes, pack_mask, unpack_mask, view
+from lachesis.schemas.columns import Column, as_bytes, view
 from lachesis.schemas.control import (
     CurriculumSnapshot,
     Heartbeat,
@@ -25,6 +25,7 @@ from lachesis.schemas.control import (
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
+from lachesis.schemas.packing import pack_mask, unpack_mask
 from lachesis.schemas.planning_header import Plan
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 

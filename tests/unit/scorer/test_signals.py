@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.scorer.logic.signals import distinct_share, longest_run, signals_of
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.sequences import Sequences
 
 

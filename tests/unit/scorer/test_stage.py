@@ -16,9 +16,9 @@ from lachesis.pipeline.scorer.scorer import EnvironmentScorer, samples_of
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import pack_mask
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Attachment, Message
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])

@@ -29,7 +29,8 @@ from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.preflight.loading import LoadFinding, write_findings
+from lachesis.services.preflight.load_findings import LoadFinding
+from lachesis.services.preflight.loading import write_findings
 from lachesis.services.preflight.machine import check_machine
 from lachesis.services.preflight.named import named_problems
 from lachesis.services.registry import services

@@ -16,7 +16,8 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.loading import LoadFinding, check_loads, write_findings
+from lachesis.services.preflight.load_findings import LoadFinding
+from lachesis.services.preflight.loading import check_loads, write_findings
 from lachesis.services.preflight.start import check_start, refuse_failures
 
 CODE = """

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.teacher.requests import _turns_of
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 

@@ -20,8 +20,9 @@ from lachesis.pipeline.teacher.stage import run_teacher
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, TeacherEvent, TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message
 from lachesis.services.stage_settings import teacher_settings
 

@@ -13,9 +13,10 @@ from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.sequences import Sequences
 
 

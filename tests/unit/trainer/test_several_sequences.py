@@ -18,8 +18,9 @@ from lachesis.pipeline.trainer.loss import loss_denominator, policy_loss
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
 
 AGGREGATIONS = ["token_mean", "sequence_mean", "constant_length"]

@@ -10,9 +10,10 @@ from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import select_trainable, shuffled
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
 
 SUB_AGENT = ([1, 2, 3], [0, 1, 1])

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
-from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.item_names import check_item_name, name_of_prompt
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 from lachesis.schemas.sequences import TEACHER_COLUMN
 

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp, Verdict
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
-from lachesis.schemas.columns import Column, DType, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, DType, as_bytes
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import OutcomeKind
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Attachment, Dispatch, Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 from lachesis.schemas.sequences import FinishReason, TokenSequence
 from lachesis.schemas.values import Count, Finite

@@ -22,8 +22,9 @@ from lachesis.pipeline.offline.archive.logic.row import (
 )
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Attachment, Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 
 NOTHING = DerivedColumns(revision="live")

@@ -5,9 +5,10 @@ import numpy as np
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import select_trainable
-from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message, RolloutGroup
 from lachesis.schemas.sequences import Sequences, VersionSpan
 

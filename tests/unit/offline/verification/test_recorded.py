@@ -2,9 +2,9 @@
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
+from lachesis.pipeline.offline.verification.recorded import check_raters
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas.rollout import Message
-from lachesis.services.cli.verify import _raters
 
 RATERS = [RaterConfig(rater="exact_match", name="exact"), RaterConfig(rater="numeric"), RaterConfig(rater="similarity")]
 
@@ -19,7 +19,7 @@ async def test_an_ensemble_of_verdicts_is_told_the_weights_of_its_raters(lab):
         scoring = ScoringConfig(raters=RATERS, aggregation=aggregation)
         sums = EnvironmentConfig(kind="x", scoring=scoring, advantage=AdvantageConfig(estimator="gdpo"))
         config = RunConfig(run="r", environments={"sums": sums})
-        found = await _raters(config, scoring, groups, 2, 1e-6)
+        found = await check_raters(config, scoring, groups, 2, 1e-6)
         accuracies = {finding.subject: finding for finding in found if finding.check == "accuracy"}
         assert set(accuracies) == ({"exact", "numeric", "similarity"} if says else set())
         assert all("16 verdicts" in finding.text for finding in accuracies.values())

@@ -11,7 +11,7 @@ import msgspec
 
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, GroupAdvantage
-from lachesis.pipeline.normalizer.estimators.loader import group_advantage
+from lachesis.pipeline.normalizer.estimators.loader import group_advantage, load_estimator
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import numbers_or_missing
 
@@ -26,7 +26,8 @@ def shaped_advantage(
 ) -> GroupAdvantage:
     """Return the advantages of r = rewards + bonus; a missing bonus is none.
 
-    grpo: (r - mean r) / s with s the deviation of the rewards, or of r where that is larger, so that the bound holds.
+    Of an estimator that divides by the deviation, as grpo: (r - mean r) / s, with s the deviation of the rewards, or
+    of r where that is larger, so that the bound holds.
     Raises DataError as `group_advantage`, and for an estimator that shaping does not go with.
     """
     if config.estimator not in SHAPEABLE:
@@ -38,11 +39,12 @@ def shaped_advantage(
     if plain.verdict == "unscorable" or not any(bonus):
         return plain
     r = [None if x is None else x + (b or 0.0) for x, b in zip(rewards, bonus, strict=True)]
-    estimator = "centred" if config.estimator == "grpo" else config.estimator
-    moved = group_advantage(r, msgspec.structs.replace(config, estimator=estimator), lengths)
+    divides = load_estimator(config).divides
+    undivided = msgspec.structs.replace(config, estimator="centred") if divides else config
+    moved = group_advantage(r, undivided, lengths)
     advantages = moved.advantages
     added = [b or 0.0 for x, b in zip(rewards, bonus, strict=True) if x is not None]
-    if config.estimator == "grpo" and max(added) - min(added) < (plain.range or 0.0):
+    if divides and max(added) - min(added) < (plain.range or 0.0):
         divisor = max(plain.std or 0.0, moved.std or 0.0, config.std_floor)
         advantages = tuple(None if a is None else a / divisor for a in advantages)
     return msgspec.structs.replace(plain, advantages=advantages)

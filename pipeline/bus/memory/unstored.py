@@ -1,4 +1,4 @@
-"""Requests with one answer, and broadcasts, in memory. Nothing of it is stored."""
+"""Carries what the bus in memory does not store: requests with one answer, and broadcasts."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
 from lachesis.pipeline.errors import BusClosedError, InfrastructureError, UnservedError
 from lachesis.schemas.errors import DataError
 
-__all__ = ["MemoryRequests"]
+__all__ = ["UnstoredMessages"]
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _MemoryService:
     arrived: anyio.Event = field(default_factory=anyio.Event)
 
 
-class MemoryRequests:
+class UnstoredMessages:
     """Services and listeners by subject."""
 
     def __init__(self) -> None:
