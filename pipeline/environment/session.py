@@ -358,8 +358,7 @@ class Session(SequenceDraft):
             raise EnvironmentCodeError("session.generate(): the session generates already; fork it for each branch")
         self._is_generating = True
         try:
-            turn = await self._turn()
-            parsed = await self._parsed(turn)
+            new, turn, parsed = await self._turn()
         except LachesisError as error:
             if self.replies and isinstance(error, PromptTooLongError):  # by what was added to it: the task itself fits
                 self.finish_reason = "length"
@@ -368,6 +367,7 @@ class Session(SequenceDraft):
             raise
         finally:
             self._is_generating = False
+        self.put(new)
         call = len(self._shared.parents) if self._calls is None else self._calls.newest
         if call is not None:
             self._shared.parents[call] = self.newest_call
@@ -452,33 +452,40 @@ class Session(SequenceDraft):
         self.messages = list(end.messages)
         self.finish_reason = end.finish_reason
 
-    async def _turn(self) -> ModelTurn:
-        """Return the next turn: the recorded one, or a new one, which is recorded before it is returned."""
+    async def _turn(self) -> tuple[list[int], ModelTurn, ParsedCalls]:
+        """Return the tokens that lead to the next turn, the turn, and the tool calls in it.
+
+        The turn is the recorded one, or a new one, which is recorded before it is returned. Whoever waits may be
+        cancelled: up to the end nothing changes that the next call would begin with.
+        """
         if self._calls is None:
-            return await self._sampled_turn()
+            new, turn = await self._sampled_turn()
+            return new, turn, await self._parsed(new, turn)
         added = self.messages[self._answered :] if self.replies else self.messages
         digest = self._calls.digest(added, self._sampling, self._requests.template)
         call = self._calls.answer(digest)
         if call is not None:
             self._first = self._first or list(self.messages)
             with traced(f"recorded call {call.index}"):
-                prompt, turn = recorded_turn(call, self.routed_experts)
-            self.put(prompt)
-            return turn
-        start, begin_s = len(self.tokens), time.monotonic()
-        turn = await self._sampled_turn()
-        await self._calls.store(self.tokens[start:], turn, time.monotonic() - begin_s, self.routed_experts)
-        return turn
+                new, turn = recorded_turn(call, self.routed_experts)
+            parsed = await self._parsed(new, turn)
+            self._calls.take_recorded(call)
+            return new, turn, parsed
+        begin_s = time.monotonic()
+        new, turn = await self._sampled_turn()
+        index = await self._calls.store(digest, new, turn, time.monotonic() - begin_s, self.routed_experts)
+        parsed = await self._parsed(new, turn)
+        self._calls.take(index, digest)
+        return new, turn, parsed
 
-    async def _sampled_turn(self) -> ModelTurn:
+    async def _sampled_turn(self) -> tuple[list[int], ModelTurn]:
+        """Return the tokens that lead to a new turn, and the turn."""
         requests, sampling = self._requests, self._sampling
         is_opening = not self.replies and not self._place and self.sample in self._opening
         if is_opening and self.messages == self._opening.messages:
             self._first = list(self.messages)
             prompt_ids, generation = await self._opening.sample(self.sample)
-            turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
-            self.put(prompt_ids)
-            return turn
+            return prompt_ids, await requests.finish(prompt_ids, generation, self._seeded("opening"))
         if not self.replies:
             self._first = list(self.messages)
             new = await requests.tokenize(self.messages)
@@ -493,19 +500,17 @@ class Session(SequenceDraft):
             raise SampleEnded(self._place)
         seeded = self._seeded(len(self.replies))
         (generation,) = await requests.generate(prompt_ids, 1, seeded)
-        turn = await requests.finish(prompt_ids, generation, seeded)
-        self.put(new)
-        return turn
+        return new, await requests.finish(prompt_ids, generation, seeded)
 
-    async def _parsed(self, turn: ModelTurn) -> ParsedCalls:
-        """Return the tool calls of a turn.
+    async def _parsed(self, new: Sequence[int], turn: ModelTurn) -> ParsedCalls:
+        """Return the tool calls of a turn that comes after `new` tokens.
 
         A template may open a thought in the prompt, and special tokens may mark thoughts, which the text does not
         show: where a call is not seen to be thought, both are looked at.
         """
         if CALL_MARKER not in turn.text and not (self._max_turns > 1 and may_be_marked_call(turn.text)):
             return parse_tool_calls(turn.text)
-        opened = bool(await self._requests.opened_by(self.tokens))
+        opened = bool(await self._requests.opened_by([*self.tokens, *new]))
         if thought_spans(turn.text):
             return parse_tool_calls(turn.text, opened=opened)
         said = turn.token_ids[:-1] if turn.finish_reason == "stop" else turn.token_ids

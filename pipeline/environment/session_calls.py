@@ -159,31 +159,43 @@ class SessionCalls:
     def answer(self, digest: bytes) -> SessionCall | None:
         """Return the recorded answer to the next request; None: there is none, so it has to be sampled.
 
-        Raises `NotResumableError` if the request differs from the recorded one, and such samples are to be given up.
+        It is not taken yet: see `take_recorded`. Raises `NotResumableError` if the request differs from the recorded
+        one, and such samples are to be given up.
         """
-        call = self._replay.popleft() if self._replay else None
+        call = self._replay[0] if self._replay else None
         if call is not None and call.digest != digest:
             self._replay.clear()
             where = f"session {self._name}" + (f", fork {self._fork}" if self._fork else "")
             self.diverge(self._behind(call), f"call {len(self._path)} of {where} asks something else than was recorded")
             call = None
-        self._digest = digest
-        self._was_replayed = call is not None
-        if call is not None:
-            self._path.append(call.index)
-            self._group.figures.resumed_calls += 1
-            self._group.figures.resumed_seconds += call.seconds
         return call
 
     async def store(
-        self, prompt: Sequence[int], turn: ModelTurn, seconds: float, known_experts: NDArray[np.int16] | None
-    ) -> None:
-        """Store the answer to the request whose digest was asked for last."""
+        self,
+        digest: bytes,
+        prompt: Sequence[int],
+        turn: ModelTurn,
+        seconds: float,
+        known_experts: NDArray[np.int16] | None,
+    ) -> int:
+        """Store the answer to the request with that digest, and return the call's index. It is not taken yet."""
         parent = self._path[-1] if self._path else None
-        place = CallPlace(self._shared.next_index, parent, self._digest)
+        place = CallPlace(self._shared.next_index, parent, digest)
         self._shared.next_index += 1
         await self.record(place, prompt, turn, seconds, known_experts=known_experts)
-        self._path.append(place.index)
+        return place.index
+
+    def take(self, index: int, digest: bytes) -> None:
+        """Go on behind a call that was stored: the conversation has its answer."""
+        self._path.append(index)
+        self._digest, self._was_replayed = digest, False
+
+    def take_recorded(self, call: SessionCall) -> None:
+        """Go on behind the recorded call that `answer` returned."""
+        self._replay.popleft()
+        self._path.append(call.index)
+        self._digest, self._was_replayed = call.digest, True
+        self.count_resumed(call)
 
     @property
     def newest(self) -> int | None:
