@@ -455,7 +455,7 @@ class Session(SequenceDraft):
     async def _turn(self) -> tuple[list[int], ModelTurn, ParsedCalls]:
         """Return the tokens that lead to the next turn, the turn, and the tool calls in it.
 
-        The turn is the recorded one, or a new one, which is recorded before it is returned. Whoever waits may be
+        The turn is the recorded one, or a new one, which is recorded before it is returned. The wait may be
         cancelled: up to the end nothing changes that the next call would begin with.
         """
         if self._calls is None:
@@ -469,13 +469,13 @@ class Session(SequenceDraft):
             with traced(f"recorded call {call.index}"):
                 new, turn = recorded_turn(call, self.routed_experts)
             parsed = await self._parsed(new, turn)
-            self._calls.take_recorded(call)
+            self._calls.go_on_recorded(call)
             return new, turn, parsed
         begin_s = time.monotonic()
         new, turn = await self._sampled_turn()
         index = await self._calls.store(digest, new, turn, time.monotonic() - begin_s, self.routed_experts)
         parsed = await self._parsed(new, turn)
-        self._calls.take(index, digest)
+        self._calls.go_on(index, digest)
         return new, turn, parsed
 
     async def _sampled_turn(self) -> tuple[list[int], ModelTurn]:

@@ -159,8 +159,8 @@ class SessionCalls:
     def answer(self, digest: bytes) -> SessionCall | None:
         """Return the recorded answer to the next request; None: there is none, so it has to be sampled.
 
-        It is not taken yet: see `take_recorded`. Raises `NotResumableError` if the request differs from the recorded
-        one, and such samples are to be given up.
+        The session does not go on yet: see `go_on_recorded`. Raises `NotResumableError` if the request differs from
+        the recorded one, and such samples are to be given up.
         """
         call = self._replay[0] if self._replay else None
         if call is not None and call.digest != digest:
@@ -178,19 +178,22 @@ class SessionCalls:
         seconds: float,
         known_experts: NDArray[np.int16] | None,
     ) -> int:
-        """Store the answer to the request with that digest, and return the call's index. It is not taken yet."""
+        """Store the answer to the request with that digest, and return the call's index.
+
+        The session does not go on yet: see `go_on`.
+        """
         parent = self._path[-1] if self._path else None
         place = CallPlace(self._shared.next_index, parent, digest)
         self._shared.next_index += 1
         await self.record(place, prompt, turn, seconds, known_experts=known_experts)
         return place.index
 
-    def take(self, index: int, digest: bytes) -> None:
+    def go_on(self, index: int, digest: bytes) -> None:
         """Go on behind a call that was stored: the conversation has its answer."""
         self._path.append(index)
         self._digest, self._was_replayed = digest, False
 
-    def take_recorded(self, call: SessionCall) -> None:
+    def go_on_recorded(self, call: SessionCall) -> None:
         """Go on behind the recorded call that `answer` returned."""
         self._replay.popleft()
         self._path.append(call.index)
