@@ -312,8 +312,9 @@ def bound(
     """Return the most sequences stored and not trained at any time, which the leases bound, and the violations.
 
     Groups that came late, after their lease had run out in an outage, may pass the bound: so many did.
-    Times are the servers' and, of policies, the trainer's: on one machine the same clock. A trainer that starts again
-    steps back to its checkpoint; what it had trained before counts as trained, so this is a lower estimate.
+    Times are the servers' and, of policies, the trainer's when it sent them: on one machine the same clock. A trainer
+    that starts again steps back to its checkpoint; what it had trained before counts as trained, so this is a lower
+    estimate.
     """
     changes: list[tuple[int, int]] = []
     weights = {rollout.seq: rollout.plan.sequences for rollout in history.rollouts if rollout.plan}
@@ -328,7 +329,7 @@ def bound(
     for ack in acknowledged:
         step = ack.policy_step
         if step is not None and step > trained:
-            changes.append((ack.time_ns, -sum(sizes[trained:step])))
+            changes.append((ack.sent_ns, -sum(sizes[trained:step])))
             trained = step
     most = now = 0
     for _, change in sorted(changes):

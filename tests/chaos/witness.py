@@ -27,9 +27,12 @@ _POLICY = subjects.value_subject(RUN, keys.POLICY)
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """One acknowledgement. `note` is the policy version where a policy was published, else "-"."""
+    """One acknowledgement, and when the message was first sent: the servers may have it long before they are heard.
 
-    time_ns: int
+    `note` is the policy version where a policy was published, else "-".
+    """
+
+    sent_ns: int
     stream: str
     seq: int
     duplicate: bool
@@ -49,9 +52,10 @@ def bear_witness(path: str) -> None:
     store = Publisher.store
 
     async def noted(self: Publisher, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
+        sent_ns = time.time_ns()
         ack = await store(self, subject, data, headers)
         note = decode(PolicyRecord, data).version if subject.startswith(_POLICY) else "-"
-        fields = (time.time_ns(), ack.stream, ack.seq, int(ack.duplicate), subject, headers.get(MSG_ID_HEADER), note)
+        fields = (sent_ns, ack.stream, ack.seq, int(ack.duplicate), subject, headers.get(MSG_ID_HEADER), note)
         os.write(fd, (" ".join(map(str, fields)) + "\n").encode())
         return ack
 
@@ -63,5 +67,5 @@ def read_witness(path: Path) -> Iterator[Acknowledged]:
     if not path.exists():
         return
     for line in path.read_text().splitlines():
-        time_ns, stream, seq, duplicate, subject, msg_id, note = line.split(" ")
-        yield Acknowledged(int(time_ns), stream, int(seq), duplicate == "1", subject, msg_id, note)
+        sent_ns, stream, seq, duplicate, subject, msg_id, note = line.split(" ")
+        yield Acknowledged(int(sent_ns), stream, int(seq), duplicate == "1", subject, msg_id, note)
