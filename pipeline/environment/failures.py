@@ -78,7 +78,7 @@ class GroupFailures:
             self._service.set_problem(
                 f"{self._env} failed samples",
                 f"environment {self._env}: {self._failed_samples} samples of {self.made} groups were left out because "
-                f"its code failed on them, the first: {self._first_failed}; what is trained on lacks such answers; "
+                f"they failed, the first: {self._first_failed}; what is trained on lacks such answers; "
                 f"`lachesis dev {self._env}` shows it without a run",
             )
 

@@ -28,7 +28,7 @@ def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
     say by itself that it ends (`noted`).
     """
     if (crash := describe_crash(lines)) is not None:
-        return crash[:_MAX_CHARS]
+        return _cut(crash)
     kept = [line for line in lines if not _RULE.match(line) and not _REAPER.match(line)]
     if not kept:
         return ""
@@ -40,4 +40,8 @@ def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
             return ""
         if level == "WARNING" and not noted and kept[head + 1].strip() == _TRACEBACK:
             return ""
-    return _HEAD.sub("", kept[-1]).strip(" |")[:_MAX_CHARS]
+    return _cut(_HEAD.sub("", kept[-1]).strip(" |"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 4]} ..."
