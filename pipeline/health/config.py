@@ -24,9 +24,9 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     halts: tuple[str, ...] = ("nonfinite", "advantages", "rollout_training", "step_size")
     """Checks that may stop dispatch at once. By default those by whose finding what would be trained on is broken,
     whatever the task: NaN, advantages beyond their bounds, tokens of another policy, or steps so large that the tokens
-    are of another policy by the time they are trained. saturation, zero_variance,
-    truncated and entropy find runs that are done, stuck or wasteful as well as broken ones, so they warn unless they
-    are named here. A quarantine that lasts halts in any case, for nothing of what is generated is trained then."""
+    are of another policy by the time they are trained. saturation, zero_variance, truncated and entropy find runs that
+    are done, stuck or wasteful as well as broken ones, so they warn or inform unless they are named here. A quarantine
+    that lasts halts in any case, for nothing of what is generated is trained then."""
     off: list[str] = []
     """Checks that do not judge, by name (`lachesis health` shows them). `ledger` verifies the ledger of the run instead
     of an environment: its chain, its outcomes, and that the server can read all of it. Default none."""
@@ -38,8 +38,8 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """File that holds the URL to which changes of alerts are posted as JSON: what begins, grows or ends, and what is
     kept from training. Who knows that URL can write there, so it is in no setting. Default None: nowhere."""
     webhook_from: Literal["inform", "warn", "quarantine", "halt"] = "quarantine"
-    """The least severity that is posted, and sent to the trackers of `training`. Healthy runs are warned of too, while
-    they learn fast, say. Default quarantine."""
+    """The least severity that is posted, and sent to the trackers of `training`. A healthy run may be warned of
+    now and then. Default quarantine."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

@@ -21,11 +21,7 @@ from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.read import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
-from lachesis.pipeline.health.logic.collapse import CollapseCheck
-from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
-from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
-from lachesis.pipeline.health.logic.step_size import StepSizeCheck
-from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
+from lachesis.pipeline.health.logic.monitor import CHECKS, LEDGER_CHECK, EnvMonitor
 from lachesis.pipeline.health.notice_webhook import STOPPED_TOPIC, NoticeWebhook
 from lachesis.pipeline.health.settings import HealthSettings
 from lachesis.pipeline.health.webhook import AlertWebhook
@@ -47,8 +43,6 @@ __all__ = ["AlertWriter", "run_health"]
 log = logging.getLogger("lachesis")
 
 _LOOK = "`lachesis health` names groups to look at"
-_NOTICED = frozenset({CollapseCheck.name, MissingRatingsCheck.name, StepSizeCheck.name, UnpaidBonuses.name})
-"""Checks whose warnings are notices as well. Others warn of healthy runs, too, while they learn."""
 _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
 _GATHER_S = 1.0
@@ -307,7 +301,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
             if result.value is not None:
                 figures[f"health/{self.env}/{result.check}"] = result.value
         if event.source == "resume":
-            for check in _NOTICED:
+            for check in CHECKS:
                 self.service.set_problem(f"{self.env} {check}", None)
         figures[f"health/{self.env}/groups"] = event.groups
         self._why |= {alert.check: alert.reason for alert in event.alerts}
@@ -323,8 +317,8 @@ class AlertWriter(StatefulStage[AlertEvent]):
 
     def _show_warning(self, result: Alert, standing: EnvironmentStanding) -> None:
         """Raise a notice of a warning until the check finds it over. What stops the environment has one already."""
-        if result.check not in _NOTICED or result.severity == "idle":
-            return  # without anything to judge by, the last result still holds
+        if result.severity == "idle":
+            return  # nothing to judge by: the last result still holds
         text = f"environment {self.env}: {result.check}: {result.reason}"
         warns = result.severity not in {"ok", "inform"} and not (standing.stops and standing.cause == result.check)
         self.service.set_problem(f"{self.env} {result.check}", text if warns else None, mend=_LOOK)

@@ -14,8 +14,8 @@ __all__ = ["AdvantageCheck"]
 class AdvantageCheck(Check):
     """A group whose mean is beyond 1e-6 of its largest advantage, where the estimator centres, or with one beyond the
     estimator's bound ((n-1)/sqrt(n) of grpo with a deviation of n-1; the range of rewards where there is no divisor)
-    halts. Skewness of all advantages, |m3 / m2^1.5| > 3, warns; in groups of n samples, of which one succeeds at a hard
-    task, it is (n - 2) / sqrt(n - 1), so where that is more, more than that."""
+    halts. Skewness of all advantages, |m3 / m2^1.5| > 3, informs; in groups of n samples, of which one succeeds at a
+    hard task, it is (n - 2) / sqrt(n - 1), so where that is more, more than that."""
 
     name = "advantages"
 
@@ -32,7 +32,7 @@ class AdvantageCheck(Check):
             return CheckResult("halt", float(len(broken)), 0.0, reason, broken[:MAX_EXAMPLES])
         skew = _skewness(values)
         n = max(2.0, len(values) / len(trained))
-        severity, threshold = graded(abs(skew), [(max(3.0, 1.001 * (n - 2) / math.sqrt(n - 1)), "warn")])
+        severity, threshold = graded(abs(skew), [(max(3.0, 1.001 * (n - 2) / math.sqrt(n - 1)), "inform")])
         reason = "" if severity == "ok" else f"few samples carry the gradient: skewness {skew:.1f}"
         examples = sorted(trained, key=lambda reward: -max(map(abs, _finite(reward.advantages)), default=0.0))[
             :MAX_EXAMPLES

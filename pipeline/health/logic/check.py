@@ -53,8 +53,9 @@ class RunSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The check warns when `value` is beyond `threshold`. `grows`: a lasting warning becomes a quarantine. Warnings
-    that learning itself can cause, such as a drifting reward, do not grow.
+    """The check warns when `value` is beyond `threshold`. `grows`: a lasting warning becomes a quarantine. What
+    learning itself can cause, such as a drifting reward, only informs. `unhalted`: what a halt becomes where
+    `health.halts` does not name the check.
     """
 
     severity: Severity
@@ -63,6 +64,7 @@ class CheckResult:
     reason: str = ""
     examples: Sequence[str] = ()
     grows: bool = False
+    unhalted: Severity = "warn"
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Checks of change: has the distribution of scores moved from what it was in the windows before?
 
-A policy that learns moves scores too, so these checks only warn. All of them use mean scores of groups: samples of one
-prompt are not independent, groups nearly are. Each check names its thresholds and their sources.
+A policy that learns moves scores too, so these checks only inform. All of them use mean scores of groups: samples of
+one prompt are not independent, groups nearly are. Each check names its thresholds and their sources.
 """
 
 import math
@@ -27,9 +27,9 @@ _DELTA = 0.002
 class RewardDrift(Check):
     """Population stability index against the windows before: PSI = sum (q-p) ln(q/p), counts smoothed by .5.
 
-    Edges are deciles, frozen at the start. The usual .1 and .25 fire by chance on small samples (71 % of windows of 64
-    against 512), so that they are raised to c (1/n + 1/m), c the .999 quantile of chi-squared with bins - 1 degrees:
-    PSI is near chi-squared times (1/n + 1/m) (Yurdakul 2018).
+    Beyond .1 it informs. Edges are deciles, frozen at the start. The usual .1 fires by chance on small samples (71 % of
+    windows of 64 against 512), so that it is raised to c (1/n + 1/m), c the .999 quantile of chi-squared with bins - 1
+    degrees: PSI is near chi-squared times (1/n + 1/m) (Yurdakul 2018).
     """
 
     name = "reward_drift"
@@ -48,7 +48,7 @@ class RewardDrift(Check):
         p, q = self._shares(before, bins), self._shares(now, bins)
         value = sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
         chance = _CHI2_999[bins - 2] * (1 / len(now) + 1 / len(before))
-        severity, threshold = graded(value, [(max(0.1, chance), "inform"), (max(0.25, chance), "warn")])
+        severity, threshold = graded(value, [(max(0.1, chance), "inform")])
         reason = "" if severity == "ok" else f"mean scores moved from {fmean(before):.3f} to {fmean(now):.3f}"
         return CheckResult(severity, value, threshold, reason, window.newest if reason else ())
 
@@ -67,7 +67,7 @@ class RewardDrift(Check):
 
 
 class ScoreShift(Check):
-    """Two-sample Kolmogorov-Smirnov against the windows before: sup |F-G| > 1.95 sqrt((n+m)/(n m)) warns
+    """Two-sample Kolmogorov-Smirnov against the windows before: sup |F-G| > 1.95 sqrt((n+m)/(n m)) informs
     (alpha = .001). For continuous scores alone: with fewer than 20 different ones it is idle."""
 
     name = "score_shift"
@@ -81,7 +81,7 @@ class ScoreShift(Check):
             return CheckResult("idle", reason="scores are not continuous")
         n, m = len(now), len(before)
         value = max(abs(bisect_right(now, x) / n - bisect_right(before, x) / m) for x in points)
-        severity, threshold = graded(value, [(1.95 * math.sqrt((n + m) / (n * m)), "warn")])
+        severity, threshold = graded(value, [(1.95 * math.sqrt((n + m) / (n * m)), "inform")])
         reason = (
             ""
             if severity == "ok"

@@ -4,12 +4,29 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, graded
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, graded, mean
+from lachesis.schemas.alerts import Severity
 
 _USUAL_SAMPLES = 8
 """Samples of a group, from which on the thresholds for groups that are alike are meant as they stand."""
 
 __all__ = ["FaultyGroupsCheck", "NonFiniteCheck", "SaturationCheck", "TruncationCheck", "ZeroVarianceCheck"]
+
+
+_START_WINDOWS = 2
+
+
+class _Start:
+    """The mean of a share in the first two windows of a run: what the task is like, before anything is learned."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def compare(self, share: float) -> float:
+        """Take in the share of a window, and return by how much it lies above the start."""
+        if len(self.shares) < _START_WINDOWS:
+            self.shares.append(share)
+        return share - sum(self.shares) / len(self.shares)
 
 
 class NonFiniteCheck(Check):
@@ -54,13 +71,16 @@ class NonFiniteCheck(Check):
 
 
 class SaturationCheck(Check):
-    """Samples within 1 % of one and the same bound of the score: > .9 warns, > .98 halts. Nothing is left to learn, or
-    the score has been hacked. Scores beyond the bounds are none of its business: the bounds are not theirs."""
+    """Samples within 1 % of one and the same bound of the score: > .9 informs, > .98 halts. Nothing is left to learn,
+    or the score has been hacked. Without a halt, > .98 warns if it is more by .1 than in the first two windows; a task
+    at which hardly anything succeeds is at the bound from the start. Scores beyond the bounds are none of its business:
+    the bounds are not theirs."""
 
     name = "saturation"
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
+        self._start = _Start()
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         values = [value for score in window.scores for value in finite(score.scores)]
@@ -72,10 +92,17 @@ class SaturationCheck(Check):
             for bound in (self.low, self.high)
         }
         bound = max(shares, key=lambda bound: shares[bound])
-        severity, threshold = graded(shares[bound], [(0.9, "warn"), (0.98, "halt")])
+        severity, threshold = graded(shares[bound], [(0.9, "inform"), (0.98, "halt")])
+        risen = self._start.compare(shares[bound]) > 0.1
         reason = "" if severity == "ok" else f"{shares[bound]:.0%} of the scores lie within 1 % of {bound:g}"
         examples = [score.group for score in window.scores[:MAX_EXAMPLES]] if severity != "ok" else []
-        return CheckResult(severity, shares[bound], threshold, reason, examples)
+        return CheckResult(severity, shares[bound], threshold, reason, examples, unhalted="warn" if risen else "inform")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self._start.shares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start.shares = [float(share) for share in state.get("start", [])]
 
 
 def _alike(share: float, samples: int) -> float:
@@ -88,7 +115,9 @@ def _alike(share: float, samples: int) -> float:
 
 
 class ZeroVarianceCheck(Check):
-    """Groups whose rewards do not differ, of those with rewards: > .6 warns, > .9 halts (generating is wasted).
+    """Groups whose rewards do not differ, of those with rewards: > .6 informs, > .9 halts (generating is wasted).
+    Without a halt, > .9 warns if it is more by .3 than in the first two windows: a task at which hardly anything
+    succeeds has such groups from the start.
 
     With success rate p and G samples their share is p^G + (1-p)^G, so small groups are alike more often by chance: two
     samples at least every other time. Below 8 samples the thresholds are the shares at those p at which 8 have .6 and
@@ -97,6 +126,9 @@ class ZeroVarianceCheck(Check):
 
     name = "zero_variance"
 
+    def __init__(self) -> None:
+        self._start = _Start()
+
     def evaluate(self, window: HealthWindow) -> CheckResult:
         judged = [reward for reward in window.rewards if reward.verdict in {"trainable", "zero_variance"}]
         flat = [reward.group for reward in judged if reward.verdict == "zero_variance"]
@@ -104,15 +136,30 @@ class ZeroVarianceCheck(Check):
             return CheckResult("idle", reason="no rewards")
         share = len(flat) / len(judged)
         samples = round(sum(reward.n_valid for reward in judged) / len(judged))
-        severity, threshold = graded(share, [(_alike(0.6, samples), "warn"), (_alike(0.9, samples), "halt")])
+        severity, threshold = graded(share, [(_alike(0.6, samples), "inform"), (_alike(0.9, samples), "halt")])
+        risen = self._start.compare(share) > 0.3
         reason = "" if severity == "ok" else f"in {share:.0%} of the groups all rewards are alike: nothing to learn"
-        return CheckResult(severity, share, threshold, reason, flat[:MAX_EXAMPLES] if reason else ())
+        examples = flat[:MAX_EXAMPLES] if reason else ()
+        return CheckResult(severity, share, threshold, reason, examples, unhalted="warn" if risen else "inform")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self._start.shares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start.shares = [float(share) for share in state.get("start", [])]
 
 
 class TruncationCheck(Check):
-    """Samples cut off at the token limit: > .2 warns, > .5 halts."""
+    """Samples cut off at the token limit: > .2 informs, > .5 halts. Without a halt, > .5 warns, and so does > .2 that
+    is more by .2 than in the first two windows: answers come to be without end. Over .5 and more by .4, where the mean
+    score is not below that of the first two windows, answers without end are paid for: a warning that lasts then
+    quarantines."""
 
     name = "truncated"
+
+    def __init__(self) -> None:
+        self._start = _Start()
+        self._start_score = _Start()
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         reported = [(score, score.signals) for score in window.scores if score.signals is not None]
@@ -120,18 +167,30 @@ class TruncationCheck(Check):
         if not samples:
             return CheckResult("idle", reason="no samples")
         share = sum(signals.truncated for _, signals in reported) / samples
-        severity, threshold = graded(share, [(0.2, "warn"), (0.5, "halt")])
+        severity, threshold = graded(share, [(0.2, "inform"), (0.5, "halt")])
+        rise, score = self._start.compare(share), mean(window.means())
+        gain = 0.0 if score is None else self._start_score.compare(score)
         if severity == "ok":
             return CheckResult(severity, share, threshold)
+        if severity == "inform" and rise > 0.2:
+            severity = "warn"
         worst = sorted(reported, key=lambda pair: -pair[1].truncated)[:MAX_EXAMPLES]
         reason = f"{share:.0%} of the samples are cut off; raise max_new_tokens, or look for answers without end"
-        return CheckResult(severity, share, threshold, reason, [score.group for score, _ in worst])
+        paid = share > 0.5 and rise > 0.4 and gain >= 0
+        return CheckResult(severity, share, threshold, reason, [score.group for score, _ in worst], grows=paid)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self._start.shares, "score": self._start_score.shares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start.shares = [float(share) for share in state.get("start", [])]
+        self._start_score.shares = [float(score) for score in state.get("score", [])]
 
 
 class FaultyGroupsCheck(Check):
-    """Warns of any group that was quarantined by itself, because of what its tokens look like.
+    """Informs of any group that was quarantined by itself, because of what its tokens look like.
 
-    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env. A
+    They are out already; more than a tenth of all warns, and quarantines the environment if that lasts. A
     group that the trainer cannot use never does: it may be imported, and says nothing of what the env generates.
     """
 
@@ -148,4 +207,5 @@ class FaultyGroupsCheck(Check):
         unusable = {score.group for score in window.scores if score.signals and score.signals.untrainable}
         faulty = sum(reward.group not in unusable for reward in bad)
         grows = faulty > 0.1 * len(window.rewards)
-        return CheckResult("warn", share, 0.0, reason, [reward.group for reward in bad[:MAX_EXAMPLES]], grows=grows)
+        severity: Severity = "warn" if grows else "inform"
+        return CheckResult(severity, share, 0.0, reason, [reward.group for reward in bad[:MAX_EXAMPLES]], grows=grows)

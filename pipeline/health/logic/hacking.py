@@ -30,11 +30,10 @@ class OverOptimisation(Check):
     """The score rises while the raters part: slopes over the last 50 blocks of 16 groups, of the mean score, of the
     variance between raters within a sample, and of Krippendorff's alpha (Gao 2022, arXiv:2210.10760; Coste 2023).
 
-    t of the score and t of the variance both > 2 warn. -t of alpha stands for the latter where it is more and the
+    t of the score and t of the variance both > 2 inform. -t of alpha stands for the latter where it is more and the
     variance does not fall: alpha falls, too, when answers come to be alike. Only if more than half of the raters fall
-    (t < -2), most of them do not find the answers better: then both > 4 quarantines, and a warning that lasts does. One
-    rater that falls is at odds by design: of brevity, say, where thinking longer helps. Of two raters that part,
-    nothing says which is right, so they only warn.
+    (t < -2), most of them do not find the answers better: that warns, and quarantines if both are > 4, or if it lasts.
+    One rater that falls is at odds by design: of brevity, say, where thinking longer helps.
     """
 
     name = "over_optimisation"
@@ -69,7 +68,7 @@ class OverOptimisation(Check):
         for names, what in ((rising_raters, "rising raters"), (falling_raters, "falling raters")):
             reason += f"; {what}: {', '.join(names)[:200]}" if names else ""
         if 2 * len(falling_raters) <= len(raters):
-            return CheckResult("warn", t, 2.0, reason, _most_at_odds(window))
+            return CheckResult("inform", t, 2.0, reason, _most_at_odds(window))
         return CheckResult(severity, t, threshold, reason, _most_at_odds(window), grows=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,14 +82,15 @@ class OverOptimisation(Check):
 class RaterAtOdds(Check):
     """A rater without which the others agree better: alpha without it exceeds alpha by more than chance would have it.
 
-    That informs: a rater of another kind is at odds by design. If it is more at odds than in the first two windows, and
-    that by more than chance, the check warns. Drop the rater if the quorum holds; a person decides.
+    That informs, and says whether it is more at odds than in the first two windows by more than chance: a rater of
+    another kind is at odds by design, and learning changes by how much. Drop the rater if the quorum holds; a person
+    decides.
 
     The error of a difference of alphas is that of a jackknife which leaves out one group at a time, since the samples
-    of a group are alike. Raters who are alike warn by chance in at most 1 % of windows, whatever their number: the
-    thresholds are Student's quantiles at that rate over the number of raters. Measured: 0 to 0.8 % of windows at
-    correlations of 0, .3 and .7 within a group, of truths and errors, with 3 and 4 raters, normal, binary and heavy
-    tails.
+    of a group are alike. Raters that are alike are found more at odds by chance in at most 1 % of windows, whatever
+    their number: the thresholds are Student's quantiles at that rate over the number of raters. Measured: 0 to 0.8 % of
+    windows at correlations of 0, .3 and .7 within a group, of truths and errors, with 3 and 4 raters, normal, binary
+    and heavy tails.
     """
 
     name = "rater_at_odds"
@@ -117,7 +117,7 @@ class RaterAtOdds(Check):
         worst = max(gains, key=lambda name: min(beyond[name], grown[name]))
         if beyond[worst] > 0 and grown[worst] > 0:
             reason = f"the others agree better without {worst} (alpha +{gains[worst]:.3f}), more than they did at first"
-            return CheckResult("warn", gains[worst], gains[worst] - grown[worst], reason, _most_at_odds(window))
+            return CheckResult("inform", gains[worst], gains[worst] - grown[worst], reason, _most_at_odds(window))
         worst = max(gains, key=lambda name: beyond[name])
         if beyond[worst] > 0:
             reason = f"the others agree better without {worst}, as from the start"

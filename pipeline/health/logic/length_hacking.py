@@ -39,11 +39,12 @@ class LengthHacking(Check):
     """Spearman's rank correlation r of score and length within each group, and its mean over the window's groups. Its
     error comes from the spread between groups, so samples of a group need not be independent; ranks know no unit.
 
-    r > .3 warns where chance is ruled out (z > 3.3). r > .6 while mean lengths rise over eight windows (t > 2)
-    quarantines, unless more than half of two raters or more have r > .3 themselves: then thinking longer may help. One
-    rater alone cannot distinguish that from a hack. A negative r is ordinary, since wrong answers run long. It warns
-    below -.3 if it is lower than in the first two windows by more than .3 and by more than chance: then shorter answers
-    are paid more than they were.
+    r > .3 informs where chance is ruled out (z > 3.3). It warns if r is more by .3 than in the first two windows, and
+    by more than chance, while mean lengths rise over eight windows (t > 2); r > .6 while they rise quarantines. If more
+    than half of two raters or more have r > .3 themselves, thinking longer may help, and it only informs. One rater
+    alone cannot distinguish that from a hack. A negative r is ordinary, since wrong answers run long. Below -.3 and
+    lower than in the first two windows by as much it informs: shorter answers are paid more than they were. It warns
+    while mean lengths fall.
 
     Eight groups in which both differ are enough, so the first window is judged.
     """
@@ -71,8 +72,8 @@ class LengthHacking(Check):
         severity, value, threshold, reason = self._severity_of(now)
         if severity == "ok":
             return CheckResult("ok", value, threshold)
-        if severity == "quarantine" and _most_raters_follow(measured):
-            severity, reason = "warn", f"{reason}; most raters say so: thinking longer may help"
+        if severity in {"warn", "quarantine"} and now.mean > 0 and _most_raters_follow(measured):
+            severity, reason = "inform", f"{reason}; most raters say so: thinking longer may help"
         longest = sorted(measured, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
         return CheckResult(severity, value, threshold, reason, [score.group for score in longest])
 
@@ -80,17 +81,23 @@ class LengthHacking(Check):
         """Return severity, value, threshold and reason."""
         usual = fmean(r for r, _ in self._start)
         square = sum(own for _, own in self._start) / len(self._start) ** 2
+        change, z = now.mean - usual, now.z(usual, square)
+        trend = slope_t(self._lengths) or 0.0
+        lengths = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
         if now.mean > _MIN_CORRELATION and now.z() > _SURE_Z:
-            rising = slope_t(self._lengths)
-            if now.mean > 2 * _MIN_CORRELATION and rising is not None and rising > 2:
-                grown = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
-                reason = f"the score follows length (r = {now.mean:.2f}), and answers grow: {grown}"
-                return "quarantine", now.mean, 2 * _MIN_CORRELATION, reason
-            return "warn", now.mean, _MIN_CORRELATION, f"longer answers score more within groups, r = {now.mean:.2f}"
-        fall = usual - now.mean
-        if now.mean < -_MIN_CORRELATION and fall > _MIN_CORRELATION and now.z(usual, square) < -_SURE_Z:
+            reason = f"longer answers score more within groups, r = {now.mean:.2f}, at first {usual:.2f}"
+            if trend > 2:
+                reason = f"{reason}, and answers grow: {lengths}"
+                if now.mean > 2 * _MIN_CORRELATION:
+                    return "quarantine", now.mean, 2 * _MIN_CORRELATION, reason
+                if change > _MIN_CORRELATION and z > _SURE_Z:
+                    return "warn", now.mean, _MIN_CORRELATION, reason
+            return "inform", now.mean, _MIN_CORRELATION, reason
+        if now.mean < -_MIN_CORRELATION and -change > _MIN_CORRELATION and z < -_SURE_Z:
             reason = f"shorter answers score more within groups, r = {now.mean:.2f}, at first {usual:.2f}"
-            return "warn", fall, _MIN_CORRELATION, reason
+            if trend < -2:
+                return "warn", -change, _MIN_CORRELATION, f"{reason}, and answers come to be shorter: {lengths}"
+            return "inform", -change, _MIN_CORRELATION, reason
         return "ok", now.mean, _MIN_CORRELATION, ""
 
     def state_dict(self) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class EnvMonitor:
     def _result(self, name: str, finding: CheckResult) -> Alert:
         severity = finding.severity
         if severity == "halt" and name not in self._config.halts:
-            severity = "warn"
+            severity = finding.unhalted
         warned, quarantined = self._streaks.get(name, (0, 0))
         if severity != "idle":  # a window without anything to judge by neither clears nor confirms
             warned = warned + 1 if _at_least(severity, "warn") else 0

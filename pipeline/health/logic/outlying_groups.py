@@ -26,8 +26,8 @@ class OutlyingGroups(Check):
     at most .025 of the groups lie beyond it, e = (.06 / .025)^beyond (.94 / .975)^within is an e-value of a window,
     and M = (M + 1) e a Shiryaev-Roberts e-detector (Shin, Ramdas & Rinaldo 2023, arXiv:2203.03532); so is the mean of
     M over raters, which puts their checks together. It exceeds 100,000 in the first N windows with a chance of at most
-    N / 100,000, which warns. It does no more: the chance holds while the raters' tails stay as they were, and those of
-    verdicts of 0 and 1 change as a policy learns. The value is log10 of it.
+    N / 100,000, which informs. It does no more: the chance holds while the raters' tails stay as they were, and those
+    of verdicts of 0 and 1 change as a policy learns. The value is log10 of it.
     """
 
     name = "outlying_groups"
@@ -66,7 +66,7 @@ class OutlyingGroups(Check):
         worst = max(far, key=lambda name: self._evidence[name])
         share = len(far[worst]) / len(apart[worst])
         reason = f"{worst} thinks better of {share:.0%} of the groups than the others do, by more than was usual of 1 %"
-        return CheckResult("warn", value, threshold, reason, far[worst][:MAX_EXAMPLES])
+        return CheckResult("inform", value, threshold, reason, far[worst][:MAX_EXAMPLES])
 
     def _learn(self, name: str, values: Sequence[float]) -> None:
         """Take in a window of the first 512 groups, and learn from them what is usual when they are complete."""

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 from lachesis.pipeline.health.logic.check import (
@@ -34,13 +34,15 @@ _LONG = 32
 
 class Entropy(Check):
     """Entropy of the sampled tokens, estimated by -mean logprob, as an average over windows (weight .3), against that
-    of the first two: below .3 of it warns, below .1 halts. The value is 1 - the share, so that more is worse. Groups
-    sampled at temperature 0 say nothing of it."""
+    of the first two: below .3 of it warns, below .1 halts. While the mean score is above that of the first two windows
+    by three standard errors, below .3 only informs: a policy that learns becomes surer. The value is 1 - the share, so
+    that more is worse. Groups sampled at temperature 0 say nothing of it."""
 
     name = "entropy"
 
     def __init__(self) -> None:
         self._start: list[float] = []
+        self._start_scores: list[float] = []
         self._average: float | None = None
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
@@ -48,24 +50,30 @@ class Entropy(Check):
         now = mean(value for signals in drawn for value in signals.logprobs)
         if now is None:
             return CheckResult("idle", reason="no logprobs")
-        now = max(0.0, -now)
+        now, scores = max(0.0, -now), window.means()
+        score = mean(scores)
         if len(self._start) < _START_WINDOWS:
             self._start.append(now)
+            self._start_scores += [] if score is None else [score]
             return CheckResult("idle", reason="the first windows are the baseline of the later ones")
         start = sum(self._start) / len(self._start)
         if start < 1e-3:
             return CheckResult("idle", reason="there was no entropy to begin with")
         self._average = now if self._average is None else 0.7 * self._average + 0.3 * now
         share = self._average / start
-        severity, threshold = graded(1 - share, [(0.7, "warn"), (0.9, "halt")])
+        first = mean(self._start_scores)
+        error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+        learns = first is not None and score is not None and score > first + 3 * error
+        severity, threshold = graded(1 - share, [(0.7, "inform" if learns else "warn"), (0.9, "halt")])
         reason = "" if severity == "ok" else f"entropy is {share:.0%} of what it was, {self._average:.3g} nats a token"
         return CheckResult(severity, 1 - share, threshold, reason, window.newest if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self._start, "average": self._average}
+        return {"start": self._start, "scores": self._start_scores, "average": self._average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start = [float(value) for value in state["start"]]
+        self._start_scores = [float(value) for value in state.get("scores", [])]
         self._average = convert_plain("health state", float | None, state["average"])  # type: ignore[arg-type]
 
 
@@ -78,13 +86,15 @@ class ModeCollapse(Check):
     Texts are compared by a CRC-32 of their tokens.
 
     Within the last 256 tokens of answers of 32 or more: 1 - distinct-3, the share of 3-grams that come again, warns
-    above .5, and does no more than that however long it lasts: a grid or a table repeats by being right.
+    above .5 if it is more by .2 than in the first window, and informs otherwise. It does no more than that however long
+    it lasts: a grid or a table repeats by being right.
     """
 
     name = "mode_collapse"
 
     def __init__(self) -> None:
         self._between_at_start: float | None = None
+        self._loops_at_start: float | None = None
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
         reported = [(score, score.signals) for score in window.scores if score.signals and score.signals.texts]
@@ -107,19 +117,22 @@ class ModeCollapse(Check):
         again = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
         distinct = mean(signals.distinct for _, signals in reported)
         loops = 0.0 if distinct is None else 1 - distinct
+        if self._loops_at_start is None:
+            self._loops_at_start = loops
         severity, threshold = graded(again, [(0.5, "warn"), (0.9, "quarantine")])
         if severity != "ok":
             reason = f"{again:.0%} of the answers repeat another one"
             return CheckResult(severity, again, threshold, reason, window.newest, grows=True)
-        severity, threshold = graded(loops, [(0.5, "warn")])
+        severity, threshold = graded(loops, [(0.5, "warn" if loops > self._loops_at_start + 0.2 else "inform")])
         reason = "" if severity == "ok" else f"{loops:.0%} of the 3-grams repeat"
         return CheckResult(severity, max(again, loops), threshold, reason, window.newest if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"between": self._between_at_start}
+        return {"between": self._between_at_start, "loops": self._loops_at_start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._between_at_start = convert_plain("health state", float | None, state["between"])  # type: ignore[arg-type]
+        self._loops_at_start = convert_plain("health state", float | None, state.get("loops"))  # type: ignore[arg-type]
 
 
 class Staleness:

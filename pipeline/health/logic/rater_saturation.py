@@ -13,8 +13,8 @@ _START_WINDOWS = 2
 
 class RaterSaturation(Check):
     """A rater that comes to say its best of > .9 of the samples, where it did of < .5 in the first two windows, while
-    no other one does: it no longer distinguishes samples. That only warns: learned form looks the same, and a gain that
-    others do not confirm has a check of its own. Ratings are calibrated to [0, 1]; within .01 of 1 is the best."""
+    no other one does: it no longer distinguishes samples. That only informs: learned form looks the same, and a gain
+    that others do not confirm has a check of its own. Ratings are calibrated to [0, 1]; within .01 of 1 is the best."""
 
     name = "rater_saturation"
 
@@ -38,7 +38,7 @@ class RaterSaturation(Check):
         alone = all(share < 0.5 for name, share in shares.items() if name != worst)
         if shares[worst] > 0.9 and alone and (usual[worst] or 0.0) < 0.5:
             reason = f"{worst} says its best of {shares[worst]:.0%} of the samples, no other rater does: look at them"
-            return CheckResult("warn", shares[worst], 0.9, reason, window.newest)
+            return CheckResult("inform", shares[worst], 0.9, reason, window.newest)
         return CheckResult("ok", shares[worst], 0.9)
 
     def state_dict(self) -> dict[str, Any]:

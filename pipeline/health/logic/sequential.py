@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow
 from lachesis.pipeline.health.logic.drift import BLOCK
-from lachesis.schemas.alerts import Severity
 
 __all__ = ["REFERENCE_GROUPS", "SlowDrift", "StepChange"]
 
@@ -72,7 +71,6 @@ class _Sequential(Check):
 
     slack: ClassVar[float]
     limit: ClassVar[float]
-    severity: ClassVar[Severity]
     verb: ClassVar[str]
 
     def __init__(self) -> None:
@@ -92,7 +90,7 @@ class _Sequential(Check):
         for value in values:
             if self._moved(value):
                 reason = f"scores {self.verb} {'up' if self._up > self._down else 'down'}"
-                alarm = CheckResult(self.severity, max(self._up, self._down), self.limit, reason, window.newest)
+                alarm = CheckResult("inform", max(self._up, self._down), self.limit, reason, window.newest)
                 self._begin()  # what comes after is judged by what it is like now
         if alarm is not None:
             return alarm
@@ -136,11 +134,11 @@ class _Sequential(Check):
 
 
 class StepChange(_Sequential):
-    """A step of the mean score: slack .5, limit 8.5. It warns, about 20 blocks after a step of one deviation of a block
-    that 100 usual blocks came before, and within 8 blocks of a step of two."""
+    """A step of the mean score: slack .5, limit 8.5. It informs, because learning makes steps: about 20 blocks after a
+    step of one deviation of a block that 100 usual blocks came before, and within 8 blocks of a step of two."""
 
     name = "step_change"
-    slack, limit, severity, verb = 0.5, 8.5, "warn", "stepped"
+    slack, limit, verb = 0.5, 8.5, "stepped"
 
 
 class SlowDrift(_Sequential):
@@ -148,4 +146,4 @@ class SlowDrift(_Sequential):
     after one of .02 deviations a block began."""
 
     name = "slow_drift"
-    slack, limit, severity, verb = 0.1, 30.0, "inform", "drift"
+    slack, limit, verb = 0.1, 30.0, "drift"

@@ -25,11 +25,11 @@ def letter(n, *, leased=True):
 
 @pytest.mark.slow
 def test_healthy_groups_are_found_healthy(groups, monitor):
-    """Nothing warns, but for a false alarm of the sequential check now and then, and every check judges."""
+    """Nothing warns, and every check judges."""
     judged = set()
     for results in groups.windows(monitor, 40):
         loud = {name for name, result in results.items() if result.severity not in {"idle", "ok", "inform"}}
-        assert loud <= {"step_change", "rater_at_odds"}
+        assert not loud
         judged |= {name for name, result in results.items() if result.severity != "idle"}
     assert judged == set(CHECKS) - {
         "staleness",
@@ -66,18 +66,18 @@ def one_text(groups, _):
 
 # check, a group of the fault, the least it must be called, windows until then
 FAULTS = [
-    ("reward_drift", lambda g, i: g.score(level=0.8), "warn", 1),
-    ("score_shift", lambda g, i: g.score(level=0.65), "warn", 1),
-    ("step_change", lambda g, i: g.score(level=0.58), "warn", 2),
+    ("reward_drift", lambda g, i: g.score(level=0.8), "inform", 1),
+    ("score_shift", lambda g, i: g.score(level=0.65), "inform", 1),
+    ("step_change", lambda g, i: g.score(level=0.58), "inform", 2),
     ("slow_drift", lambda g, i: g.score(level=0.5 + i / 64 * 0.02), "inform", 6),
     ("change_point", lambda g, i: g.score(level=0.65), "inform", 3),
     ("saturation", lambda g, i: g.score(level=3.0), "halt", 1),
     ("zero_variance", lambda g, i: g.score(scores=[0.5] * 8), "halt", 1),
     ("truncated", lambda g, i: g.score(signals={"truncated": 3}), "warn", 1),
     ("truncated", lambda g, i: g.score(signals={"truncated": 6}), "halt", 1),
-    ("length_hacking", long_is_good, "warn", 1),
+    ("length_hacking", long_is_good, "inform", 1),
     ("length_hacking", long_is_good, "quarantine", 4),
-    ("rater_at_odds", lambda g, i: shuffled_rater(g), "warn", 1),
+    ("rater_at_odds", lambda g, i: shuffled_rater(g), "inform", 1),
     ("entropy", lambda g, i: g.score(signals={"logprobs": [-0.1] * 8}), "warn", 6),
     ("entropy", lambda g, i: g.score(signals={"logprobs": [-0.001] * 8}), "halt", 7),
     ("mode_collapse", one_text, "quarantine", 1),
@@ -169,7 +169,7 @@ def test_shaped_groups_are_held_to_their_bounds_too(groups, monitor):
     assert groups.windows(monitor, 1, reward=blown)[0]["advantages"].severity == "halt"
 
 
-def test_advantages_that_few_samples_carry_warn(groups, monitor):
+def test_advantages_that_few_samples_carry_inform(groups, monitor):
     lonely = [7 / math.sqrt(8)] + [-1 / math.sqrt(8)] * 7
 
     def all_lonely(score):
@@ -180,7 +180,7 @@ def test_advantages_that_few_samples_carry_warn(groups, monitor):
 
     assert groups.windows(monitor, 1, reward=all_lonely)[0]["advantages"].value == pytest.approx(6 / math.sqrt(7))
     assert groups.windows(monitor, 1, reward=all_lonely)[0]["advantages"].severity == "ok"
-    assert groups.windows(monitor, 1, reward=few_lonely)[0]["advantages"].severity == "warn"
+    assert groups.windows(monitor, 1, reward=few_lonely)[0]["advantages"].severity == "inform"
 
 
 def refs(groups, lag, n):
@@ -251,7 +251,7 @@ def test_a_small_run_is_judged_early(groups):
 
 @pytest.mark.parametrize(
     ("samples", "alike", "severity"),
-    [(8, 0.7, "warn"), (2, 0.7, "ok"), (2, 0.95, "warn"), (2, 0.99, "halt"), (4, 0.65, "ok"), (16, 0.7, "warn")],
+    [(8, 0.7, "inform"), (2, 0.7, "ok"), (2, 0.95, "inform"), (2, 0.99, "halt"), (4, 0.65, "ok"), (16, 0.7, "inform")],
 )
 def test_small_groups_are_alike_more_often_by_right(groups, monitor, samples, alike, severity):
     drawn = [i < alike * 64 for i in range(64)]
@@ -263,6 +263,37 @@ def test_small_groups_are_alike_more_often_by_right(groups, monitor, samples, al
 
     (results,) = groups.windows(monitor, 1, one)
     assert results["zero_variance"].severity == severity
+
+
+@pytest.mark.parametrize(("before", "severity"), [(3, "warn"), (0, "inform")])
+def test_what_a_task_is_like_from_the_start_is_no_warning(groups, before, severity):
+    """Hardly anything succeeds, and answers repeat their words: that is the task, unless it came to be so."""
+    monitor = EnvMonitor(HealthConfig())
+    groups.windows(monitor, before)
+
+    def one(_):
+        return groups.score(scores=[0.0] * 8, signals={"truncated": 3, "distinct": 0.4})
+
+    found = groups.windows(monitor, 3, one)[-1]
+    for check in ("saturation", "zero_variance", "truncated", "mode_collapse"):
+        assert found[check].severity == severity, check
+
+
+def test_answers_without_end_quarantine_if_they_are_paid_for(groups):
+    monitor = EnvMonitor(HealthConfig())
+    groups.windows(monitor, 3)
+    groups.windows(monitor, 4, lambda _: groups.score(level=0.3, signals={"truncated": 6}))
+    assert monitor.standing.quarantined_from is None
+    groups.windows(monitor, 4, lambda _: groups.score(level=0.7, signals={"truncated": 6}))
+    assert monitor.standing.cause == "truncated"
+
+
+@pytest.mark.parametrize(("level", "severity"), [(0.7, "inform"), (0.4, "warn")])
+def test_entropy_that_falls_while_scores_rise_only_informs(groups, level, severity):
+    monitor = EnvMonitor(HealthConfig())
+    groups.windows(monitor, 3)
+    found = groups.windows(monitor, 8, lambda _: groups.score(level=level, signals={"logprobs": [-0.1] * 8}))
+    assert found[-1]["entropy"].severity == severity
 
 
 @pytest.mark.parametrize("level", [-5.0, -0.5, 3.0])
@@ -311,7 +342,7 @@ def test_groups_that_the_trainer_cannot_use_do_not_quarantine_the_environment(gr
         return groups.reward(score, verdict="quarantined", reason=find_group_fault(score))
 
     found = groups.windows(monitor, 5, unusable, reward)
-    assert {results["faulty_groups"].severity for results in found} == {"warn"}
+    assert {results["faulty_groups"].severity for results in found} == {"inform"}
     assert "images: no" in found[0]["faulty_groups"].reason
 
 
@@ -376,17 +407,18 @@ def test_a_group_is_judged_by_its_tokens(groups, signals, lengths, fault):
     assert (found is None) if fault is None else found.startswith(fault)
 
 
-def test_faulty_groups_warn_and_their_reason_is_told(groups, monitor):
+@pytest.mark.parametrize(("every", "severity"), [(16, "inform"), (8, "warn")])
+def test_faulty_groups_are_told_with_their_reason(groups, monitor, every, severity):
     def quarantined(score):
-        return groups.reward(score, verdict="quarantined", reason="gibberish: x") if score.seq % 10 == 0 else None
+        return groups.reward(score, verdict="quarantined", reason="gibberish: x") if score.seq % every == 0 else None
 
     (results,) = groups.windows(monitor, 1, reward=quarantined)
-    assert results["faulty_groups"].severity == "warn"
+    assert results["faulty_groups"].severity == severity
     assert "gibberish" in results["faulty_groups"].reason
 
 
 @pytest.mark.slow
-def test_over_optimisation_without_a_falling_rater_only_warns(groups, monitor):
+def test_over_optimisation_without_a_falling_rater_only_informs(groups, monitor):
     """Raters that learn at different speeds part, too."""
 
     def uneven(i):
@@ -396,8 +428,8 @@ def test_over_optimisation_without_a_falling_rater_only_warns(groups, monitor):
         return groups.score(ratings={"exact": base, "style": base, "judge": faster})
 
     severities = {results["over_optimisation"].severity for results in groups.windows(monitor, 16, uneven)}
-    assert "warn" in severities
-    assert severities <= {"idle", "ok", "warn"}
+    assert "inform" in severities
+    assert severities <= {"idle", "ok", "inform"}
 
 
 def test_nothing_to_judge_by_is_never_healthy():

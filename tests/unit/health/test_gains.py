@@ -1,4 +1,4 @@
-"""Slow gains of a few raters, saturation and hacks of few groups are seen; learning at different speeds is not."""
+"""Gains that a rater could confirm and does not are seen; learning at different speeds is not."""
 
 import msgspec
 import pytest
@@ -48,22 +48,88 @@ def test_a_gain_over_5000_groups_that_others_do_not_confirm_is_seen(groups, fool
     assert warned[-1].grows
 
 
-@pytest.mark.parametrize(("trend", "grows"), [(0.0, False), (-0.004, True)])
-def test_form_that_is_learned_first_only_warns_unless_the_others_fall(groups, trend, grows):
-    """Over 1,536 groups form rises, and agrees less with the others on which samples are better."""
-    points = [
-        {
-            "score": [0.4 + 0.01 * k + e],
-            "exact": [0.4 + trend * k + e, 0.8 - e],
-            "similar": [0.4 + trend * k - e, 0.8 + e],
-            "form": [0.2 + 0.02 * k + e, 0.7 - 0.02 * k + e],
+def history(points, levels, agreement, noise=0.01):
+    """State of the check after so many points of 64 groups.
+
+    `levels`: by rater where its mean rating begins and ends. `agreement`: the same by pair of the correlation; a pair
+    that is not named does not agree. A rating's deviation within groups is .2.
+    """
+    found = []
+    for k in range(points):
+        far, error = k / (points - 1), noise if k % 2 else -noise
+        means = {
+            name: first + (last - first) * far + error * (-1) ** i
+            for i, (name, (first, last)) in enumerate(levels.items())
         }
-        for k, e in enumerate([0.01, -0.01] * 12)
-    ]
+        pairs = {}
+        for x in sorted(levels):
+            for y in sorted(levels):
+                if x < y:
+                    first, last = agreement.get((x, y), (0.0, 0.0))
+                    pairs[f"{x} {y}"] = [
+                        448,
+                        448 * 0.04 * (first + (last - first) * far),
+                        448 * 0.04,
+                        448 * 0.04,
+                        0,
+                        0,
+                        0,
+                    ]
+        found.append({"score": sum(means.values()) / len(means), "means": means, "pairs": pairs})
+    return {"points": found, "left": []}
+
+
+def after(groups, *args, **kwargs):
     check = UnconfirmedGain()
-    check.load_state_dict({"points": points, "left": []})
-    found = check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
-    assert (found.severity, found.grows) == ("warn", grows)
+    check.load_state_dict(history(*args, **kwargs))
+    return check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
+
+
+PARTING = {("exact", "judge"): (0.7, 0.4)}
+
+
+def test_a_rater_that_never_agreed_says_nothing_of_a_gain(groups):
+    """Answers grow: a judge reads long ones less surely, form was good from the start, and exact confirms in part."""
+    agreement = {**PARTING, ("form", "judge"): (0.1, -0.1)}
+    levels = {"exact": (0.44, 0.58), "judge": (0.4, 0.6), "form": (0.88, 0.84)}
+    assert after(groups, 60, levels, agreement).severity == "ok"
+
+
+@pytest.mark.parametrize(
+    ("exact", "severity"),
+    [
+        ((0.4, 0.4), "warn"),
+        ((0.4, 0.43), "warn"),  # it is learned elsewhere, by less than the gain
+        ((0.4, 0.52), "ok"),  # the gain times the slope .7
+        ((0.98, 0.99), "ok"),  # there is no room above it
+    ],
+)
+def test_a_rater_confirms_as_much_as_it_could(groups, exact, severity):
+    levels = {"exact": exact, "judge": (0.4, 0.6), "form": (0.5, 0.5)}
+    assert after(groups, 60, levels, PARTING, noise=0.005).severity == severity
+
+
+def test_a_noisy_rater_that_does_not_rise_for_certain_refutes_nothing(groups):
+    levels = {"exact": (0.4, 0.4), "judge": (0.4, 0.5), "form": (0.5, 0.5)}
+    assert after(groups, 24, levels, PARTING, noise=0.2).severity == "ok"
+
+
+def test_raters_that_keep_agreeing_are_in_no_doubt(groups):
+    levels = {"exact": (0.4, 0.4), "judge": (0.4, 0.6), "form": (0.5, 0.5)}
+    assert after(groups, 60, levels, {("exact", "judge"): (0.7, 0.6)}).severity == "ok"
+
+
+@pytest.mark.parametrize(("last", "severity", "grows"), [(0.4, "inform", False), (0.3, "warn", True)])
+def test_form_that_is_learned_first_only_informs_unless_the_others_fall(groups, last, severity, grows):
+    found = after(groups, 24, {"exact": (0.4, last), "judge": (0.4, 0.7), "similar": (0.4, last)}, PARTING)
+    assert (found.severity, found.grows) == (severity, grows)
+
+
+@pytest.mark.parametrize(("last", "agreed", "severity"), [(0.3, 0.2, "warn"), (0.38, 0.2, "ok"), (0.3, 0.45, "ok")])
+def test_of_two_raters_one_that_falls_refutes_the_other_if_hardly_any_agreement_is_left(groups, last, agreed, severity):
+    noise = 0.01 if last < 0.35 else 0.05
+    found = after(groups, 60, {"exact": (0.4, last), "judge": (0.4, 0.7)}, {("exact", "judge"): (0.7, agreed)}, noise)
+    assert found.severity == severity
 
 
 @pytest.mark.slow
@@ -81,28 +147,9 @@ def test_raters_that_keep_agreeing_part_in_health(groups, lifts):
     assert {result.severity for result in found} <= {"idle", "ok"}
 
 
-@pytest.mark.parametrize(("level", "fall", "severity"), [(0.5, 0.0, "warn"), (0.99, 0.0, "ok"), (0.99, 0.01, "warn")])
-def test_a_rater_at_its_best_says_nothing_of_the_gains_of_others(groups, level, fall, severity):
-    """It cannot rise; falling, it contradicts them."""
-    noise = [0.01, -0.01] * 12
-    points = [
-        {
-            "score": [0.4 + 0.01 * k + e],
-            "similar": [0.4 + 0.02 * k + e, 0.8 - 0.02 * k + e],
-            "exact": [0.4 + 0.0009 * k + e, 0.8],  # rises, though not for certain: 2 < t < 4
-            "form": [level - fall * k + e / 10, 0.1],
-        }
-        for k, e in enumerate(noise)
-    ]
-    check = UnconfirmedGain()
-    check.load_state_dict({"points": points, "left": []})
-    found = check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
-    assert found.severity == severity, found
-
-
-def test_a_single_rater_that_saturates_warns(groups):
+def test_a_single_rater_that_saturates_informs(groups):
     found = judge(groups, RaterSaturation(), lambda i: rated(groups) if i < 256 else best(groups, ("style",)), 6)
-    assert [result.severity for result in found] == ["idle", "idle", "ok", "ok", "warn", "warn"]
+    assert [result.severity for result in found] == ["idle", "idle", "ok", "ok", "inform", "inform"]
     assert "style" in found[-1].reason
 
 
@@ -120,7 +167,7 @@ def test_raters_that_saturate_together_or_from_the_start_are_no_hack(groups, nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_twentieth_of_the_groups_hacked_is_warned_of(groups, seed):
+def test_a_twentieth_of_the_groups_hacked_is_seen(groups, seed):
     groups.rng.seed(seed)
 
     def make(i):
@@ -129,7 +176,7 @@ def test_a_twentieth_of_the_groups_hacked_is_warned_of(groups, seed):
     found = judge(groups, OutlyingGroups(), make, 93)
     severities = [result.severity for result in found]
     assert set(severities[:32]) <= {"idle", "ok"}
-    assert "warn" in severities
+    assert "inform" in severities
     assert not any(result.grows for result in found)
 
 
@@ -143,3 +190,12 @@ def test_groups_that_come_to_differ_more_altogether_are_none_that_lie_apart(grou
 
     found = judge(groups, OutlyingGroups(), make, 50)
     assert {result.severity for result in found} <= {"idle", "ok"}
+
+
+def test_raters_that_no_longer_rate_together_are_no_evidence(groups):
+    state = history(60, {"exact": (0.4, 0.4), "judge": (0.4, 0.6), "form": (0.5, 0.5)}, PARTING)
+    for point in state["points"][8:]:
+        del point["pairs"]["exact judge"]
+    check = UnconfirmedGain()
+    check.load_state_dict(state)
+    assert check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))])).severity == "ok"

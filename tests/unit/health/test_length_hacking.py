@@ -49,9 +49,9 @@ def test_wrong_answers_that_run_long_are_ordinary(binary, samples, slope):
 
 @pytest.mark.parametrize("samples", [2, 8, 16])
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
-def test_longer_answers_that_score_more_warn_at_once(samples, scale):
+def test_longer_answers_that_score_more_inform_at_once(samples, scale):
     (result,) = judge([1.0], samples=samples, scale=scale)
-    assert result.severity == "warn"
+    assert result.severity == "inform"
     assert result.reason.startswith("longer answers score more")
     assert result.examples
 
@@ -59,12 +59,22 @@ def test_longer_answers_that_score_more_warn_at_once(samples, scale):
 def test_they_quarantine_where_answers_grow():
     rng, check = np.random.default_rng(0), LengthHacking()
     found = [check.evaluate(window(rng, 2.0, base=4.0 + 0.2 * i)).severity for i in range(8)]
-    assert found[0] == "warn"
+    assert found[0] == "inform"
     assert found[-1] == "quarantine"
 
 
-@pytest.mark.parametrize(("follow", "severity"), [(0, "quarantine"), (1, "quarantine"), (2, "warn"), (3, "warn")])
-def test_they_only_warn_where_most_raters_find_longer_answers_better(follow, severity):
+@pytest.mark.parametrize(
+    ("first", "growth", "severity"), [(0.0, 0.2, "warn"), (0.6, 0.2, "inform"), (0.0, -0.1, "inform")]
+)
+def test_they_warn_where_they_come_to_score_more_and_answers_grow(first, growth, severity):
+    rng, check = np.random.default_rng(0), LengthHacking()
+    slopes = [first] * 2 + [0.6] * 6
+    found = [check.evaluate(window(rng, slope, base=4.0 + growth * i)) for i, slope in enumerate(slopes)]
+    assert found[-1].severity == severity
+
+
+@pytest.mark.parametrize(("follow", "severity"), [(0, "quarantine"), (1, "quarantine"), (2, "inform"), (3, "inform")])
+def test_they_only_inform_where_most_raters_find_longer_answers_better(follow, severity):
     rng, check = np.random.default_rng(0), LengthHacking()
     for i in range(8):
         shown = window(rng, 2.0, base=4.0 + 0.2 * i)
@@ -74,9 +84,11 @@ def test_they_only_warn_where_most_raters_find_longer_answers_better(follow, sev
     assert found.severity == severity
 
 
-def test_shorter_answers_that_score_more_than_at_first_warn():
-    results = judge([-0.2] * 4 + [-2.0] * 2)
-    assert [result.severity for result in results] == ["ok"] * 4 + ["warn"] * 2
+@pytest.mark.parametrize(("growth", "severity"), [(0.0, "inform"), (-0.2, "warn")])
+def test_shorter_answers_that_score_more_than_at_first_warn_where_answers_shrink(growth, severity):
+    rng, check, slopes = np.random.default_rng(0), LengthHacking(), [-0.2] * 4 + [-2.0] * 2
+    results = [check.evaluate(window(rng, slope, base=5.0 + growth * i)) for i, slope in enumerate(slopes)]
+    assert [result.severity for result in results] == ["ok"] * 4 + [severity] * 2
     assert results[-1].reason.startswith("shorter answers score more")
     assert results[-1].value > results[-1].threshold == 0.3
 
@@ -95,7 +107,7 @@ def test_chance_is_ruled_out_though_samples_of_a_group_depend_on_each_other(grou
 
 
 def test_eight_groups_are_enough_and_seven_are_not():
-    assert judge([2.0], groups=8)[0].severity == "warn"
+    assert judge([2.0], groups=8)[0].severity == "inform"
     assert judge([2.0], groups=7)[0].severity == "idle"
 
 

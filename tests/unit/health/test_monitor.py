@@ -53,8 +53,8 @@ def test_a_healthy_window_between_ends_the_count(groups, monitor):
 def test_drift_never_grows(groups, monitor):
     """A policy that learns fast moves its rewards window after window."""
     found = groups.windows(monitor, 12, lambda i: groups.score(level=0.1 + i / 64 * 0.07))
-    assert sum(results["reward_drift"].severity == "warn" for results in found) >= 3
-    assert max(results["reward_drift"].windows for results in found) >= 3
+    assert sum(results["reward_drift"].severity == "inform" for results in found) >= 3
+    assert {results["reward_drift"].windows for results in found} == {0}
     assert monitor.standing.quarantined_from is None
 
 
@@ -170,8 +170,8 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
 
 @pytest.mark.slow
 def test_the_state_stays_small(groups, monitor):
-    groups.windows(monitor, 60)
-    assert len(msgspec.msgpack.encode(monitor.state_dict())) < 27_000
+    groups.windows(monitor, 100)  # with pairs of raters over 96 of them
+    assert len(msgspec.msgpack.encode(monitor.state_dict())) < 50_000
     assert len(CHECKS) == len(set(CHECKS)) == 27
 
 

@@ -40,8 +40,7 @@ def test_raters_that_are_alike_are_seldom_found_at_odds(correlation: float) -> N
     for _ in range(10):
         check = RaterAtOdds()
         found += [check.evaluate(window(rng, 32, correlation)).severity for _ in range(12)]
-    assert found.count("warn") <= 4  # 1.2 are expected at the nominal 1 % of 120; P(more than 4) < 1 %
-    assert found.count("inform") <= 5
+    assert found.count("inform") <= 6  # 1.2 are expected at the nominal 1 % of 120, of each of two kinds
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.7])
@@ -51,8 +50,9 @@ def test_a_rater_that_turns_is_found(correlation: float) -> None:
     for _ in range(3):
         check.evaluate(window(rng, 64, correlation))
     result = check.evaluate(window(rng, 64, correlation, odd=1.5))
-    assert result.severity == "warn"
+    assert result.severity == "inform"
     assert "without r0" in result.reason
+    assert "more than they did at first" in result.reason
 
 
 def test_too_few_groups_are_not_judged() -> None:
