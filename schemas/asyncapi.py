@@ -38,7 +38,7 @@ _HEADERS = {
     TRACEPARENT_HEADER: "W3C trace context; the trace id is the group's id.",
     ROLLOUT_HEADER: "On logprobs: the sequence in ROLLOUTS of the group they belong to.",
     PLAN_HEADER: "On rollouts: form, group, sequences, samples, tokens, oldest policy step, epoch, counter, start in "
-    "Unix ns, producer, lease, separated by blanks.",
+    "Unix ns, producer, lease and, in form 3, newest policy step, separated by blanks.",
 }
 
 _ABOUT = f"""\

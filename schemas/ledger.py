@@ -63,6 +63,7 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `sequences` is what it weighs in a batch: 1 for each sample, however many sequences that one is trained on.
     `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream;
+    `policy_step` is the oldest step of the policy that made it, `newest_step` the newest, None if that is the same.
     `score` is the group's mean score before normalization. `turn_advantages` as in `GroupReward`: where there are some,
     they are trained with instead.
     """
@@ -77,6 +78,12 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     teacher: Seq | None = None
     score: Finite | None = None
     turn_advantages: list[list[Finite] | None] = []
+    newest_step: Count | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of the policy that made it."""
+        return self.policy_step if self.newest_step is None else self.newest_step
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,7 +94,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
         repeated = None if message is None else done.get((message.subject, _name(stream, at)))
         case = RequeueCase(seq, letter, message, refusal, repeated)
         if case.qualifies and stream == subjects.ROLLOUTS and message is not None:
-            step = Plan.of(decode(RolloutGroup, message.data)).policy_step
+            step = config.batching.step_of(Plan.of(decode(RolloutGroup, message.data)))
             case = replace(case, stale=record.next_batch - step > config.batching.max_staleness)
         cases.append(case)
     return sorted(cases, key=lambda case: case.seq)

@@ -193,7 +193,7 @@ def health_settings(config: RunConfig) -> HealthSettings:
         config=config.health,
         trainer=config.training.name,
         environments={env: _env_health(config, env) for env in config.environments},
-        rules=LedgerRules(config.batching.max_staleness, zero_mean),
+        rules=LedgerRules(config.batching.max_staleness, zero_mean, staleness_of=config.batching.staleness_of),
     )
 
 

@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.planning_header import Plan
 
 __all__ = ["BatchingConfig"]
 
@@ -17,12 +19,19 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The size of a batch, and the groups that may be in it."""
 
     batch_size: PositiveInt = 128
-    """Samples in a batch, exactly, however many sequences each is trained on; groups are never split. Default 128."""
+    """Samples in a batch, however many sequences each is trained on; groups are never split. A batch has fewer, by less
+    than a group, only if it would otherwise leave out a group that no later batch may have, of which samples failed.
+    Default 128."""
     token_budget: PositiveInt | None = None
     """Maximum number of tokens in a batch, prompts included. Default None: no bound."""
     max_staleness: Annotated[int, Meta(ge=0)] = 2
-    """Maximum number of optimizer steps between the oldest policy that made a group and the step that trains it.
-    Default 2."""
+    """Maximum number of optimizer steps between the policy that made a group, see staleness_of, and the step that
+    trains it. Older groups are dropped. Default 2."""
+    staleness_of: Literal["newest", "oldest"] = "newest"
+    """Which policy of a group max_staleness counts from, if weights arrived while it was generated. newest: the one
+    that sampled its last tokens, so that a group which takes long is trained as often as others; its older tokens count
+    by their importance ratios (training.learner.loss), which may be clipped. oldest: no older token is ever trained,
+    and groups that take longer than max_staleness steps are all dropped. Default newest."""
     teacher: Literal["off", "optional", "required"] = "off"
     """off: do not wait for the teacher's logprobs. optional: wait until `teacher_deadline_s`, then train the group
     without them. required: a group without them is unscorable. Default off."""
@@ -46,3 +55,7 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for env, weight in self.mix.items():
             if not 0 < weight < float("inf"):
                 raise ConfigError(f"batching.mix.{env} is {weight}; a weight must be positive and finite.")
+
+    def step_of(self, group: Plan | GroupRef) -> int:
+        """Return the policy step from which the staleness of a group counts."""
+        return group.last_step if self.staleness_of == "newest" else group.policy_step

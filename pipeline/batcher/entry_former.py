@@ -43,12 +43,28 @@ class EntryFormer:
         joiner.drop_stale(chain.next_batch)
 
     def choose(self, *, incomplete: bool = False) -> list[GroupRef] | None:
-        """Return the groups of the next batch, None if the ready ones do not fill one; see `choose_batch`."""
-        config = self.config
+        """Return the groups of the next batch, None if the ready ones do not fill one; see `choose_batch`.
+
+        A group of another size than most, since some of its samples failed, may fit into no full batch. The last batch
+        that may have it takes it, and is smaller by less than a group.
+        """
+        config, due = self.config, self.joiner.due()
         ready = list(self.joiner.ready.values())
-        return choose_batch(
+        chosen = choose_batch(
             ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete
         )
+        if chosen is None or due <= {ref.seq for ref in chosen}:
+            return chosen
+        first = self._largest([ref for ref in ready if ref.seq in due])
+        return first + self._largest([ref for ref in ready if ref.seq not in due], beside=first)
+
+    def _largest(self, groups: Sequence[GroupRef], *, beside: Sequence[GroupRef] = ()) -> list[GroupRef]:
+        """Return of `groups` those that fill most of what a batch has left beside others."""
+        config = self.config
+        room = config.batch_size - sum(ref.sequences for ref in beside)
+        budget = None if config.token_budget is None else config.token_budget - sum(ref.tokens for ref in beside)
+        fit = [ref for ref in groups if ref.sequences <= room and (budget is None or ref.tokens <= budget)]
+        return choose_batch(fit, room, token_budget=budget, mix=config.mix, incomplete=True) or []
 
     def next_entry_content(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
         """Record a batch of `groups`, whitened with `std_floor`, and the waiting outcomes.

@@ -79,6 +79,7 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
         teacher=teacher,
         score=finite_mean(scores),
         turn_advantages=reward.turn_advantages,
+        newest_step=plan.newest_step,
     )
 
 
@@ -155,9 +156,9 @@ class Joiner:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
         elif not plan.trainable:
             self._settle(member, "untrainable", "it came without the logprobs that it was sampled with")
-        elif self._past is None and plan.policy_step > self._batch:
+        elif self._past is None and plan.last_step > self._batch:
             # a policy of step n has been trained on n batches; this would never age
-            reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"
+            reason = f"made by policy step {plan.last_step}, which cannot be: {self._batch} batches were ever formed"
             self._settle(member, "dead", reason)
         elif not self._drop_if_stale(member) and not self._divert(member):
             deadlines: dict[Wanted, float | None] = {
@@ -348,13 +349,22 @@ class Joiner:
         """Settle the rollout if it is too old; staleness only grows, so it need not be scored first."""
         if member.plan is None:
             return False
-        past, step = self._past, member.plan.policy_step
-        most = self._config.max_staleness if past is None else past.max_staleness
-        staleness = self._batch - step if past is None else past.staleness(self._batch, step)
+        past, plan = self._past, member.plan
+        if past is None:
+            most, staleness = self._config.max_staleness, self._batch - self._config.step_of(plan)
+        else:
+            most, staleness = past.max_staleness, past.staleness(self._batch, plan.policy_step)
         if most is None or staleness <= most:
             return False
         self._settle(member, "stale", f"{staleness} steps old in batch {self._batch}, where {most} are allowed")
         return True
+
+    def due(self) -> set[int]:
+        """Return the ready groups that are too stale for every batch after the next one."""
+        if self._past is not None:
+            return set()
+        last = self._batch - self._config.max_staleness
+        return {seq for seq, ref in self.ready.items() if self._config.step_of(ref) <= last}
 
     # quarantine
 

@@ -56,12 +56,14 @@ class LedgerRules:
     """Rules that the run's settings imply for entries written since `since_ns` (Unix time); older ones had other
     settings.
 
-    `zero_mean`: environments whose estimator makes the advantages of each group add up to 0 in the ledger.
+    `max_staleness`, `staleness_of`: see `BatchingConfig`. `zero_mean`: environments whose estimator makes the
+    advantages of each group add up to 0 in the ledger.
     """
 
     max_staleness: int
     zero_mean: Collection[str] = ()
     since_ns: int = 0
+    staleness_of: Literal["newest", "oldest"] = "oldest"
 
 
 class LedgerAudit:
@@ -178,7 +180,9 @@ class LedgerAudit:
         if rules is None or batch is None or entry.written_ns < rules.since_ns:
             return []
         problems = []
-        oldest = max((batch.number - ref.policy_step for ref in batch.groups), default=0)
+        newest = rules.staleness_of == "newest"
+        steps = [ref.last_step if newest else ref.policy_step for ref in batch.groups]
+        oldest = max((batch.number - step for step in steps), default=0)
         if oldest > rules.max_staleness:
             text = f"batch {batch.number} holds a group {oldest} steps old, where {rules.max_staleness} are allowed"
             problems.append(self._problem("staleness", text))

@@ -187,7 +187,7 @@ class EnvMonitor:
         self._lengths.record_lengths([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
         for ref in kept:
             self._lag = max(self._lag, number - ref.policy_step)
-            self._staleness.record_batch(number - ref.policy_step, ref.group)
+            self._staleness.record_batch(number - ref.policy_step, number - ref.last_step, ref.group)
 
     def record_stale(self, lengths: Sequence[int]) -> None:
         """Take in groups that were dropped as stale, by the mean tokens of a sequence of each."""

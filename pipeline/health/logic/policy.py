@@ -137,37 +137,48 @@ class ModeCollapse(Check):
 
 class Staleness:
     """Optimizer steps between the policy that made a group and the step that trains it, the 95th percentile over eight
-    batches. It judges ledger entries: `add` the lags of a batch's groups, then `judge` when eight are in.
+    batches. It judges ledger entries: `record_batch` the lags of a batch's groups, then `evaluate` when eight are in.
 
-    More than `bound`, which is what the run allows (`batching.max_staleness`), warns: the batcher drops older groups,
-    so the bound was lowered lately or something is broken; a quarantine follows where it lasts. Below the bound more
-    than 4 informs: plain clipped losses lose there what a decoupled one holds (AReaL, arXiv:2505.24298).
+    Counted from the policy that sampled its last tokens, more than `bound`, which is what the run allows
+    (`batching.max_staleness`), warns: the batcher drops older groups, so the bound was lowered lately or something is
+    broken; a quarantine follows where it lasts. Counted from the policy that sampled its first tokens, more than 4
+    informs: plain clipped losses lose there what a decoupled one holds (AReaL, arXiv:2505.24298).
     """
 
     name = "staleness"
 
     def __init__(self, bound: int) -> None:
         self._bound = float(bound)
-        self._lags: deque[tuple[int, str]] = deque(maxlen=4096)
+        self._lags: deque[tuple[int, int, str]] = deque(maxlen=4096)
 
-    def record_batch(self, lag: int, group: str) -> None:
-        self._lags.append((lag, group))
+    def record_batch(self, first: int, last: int, group: str) -> None:
+        """Take in a group of a batch: the lags of its first and of its last tokens."""
+        self._lags.append((first, last, group))
 
     def evaluate(self) -> CheckResult:
         """Judge what was added since the last time, and forget it."""
-        lags = sorted(self._lags)
+        lags = list(self._lags)
         self._lags.clear()
         if not lags:
             return CheckResult("idle", reason="no batches")
-        p95 = float(lags[min(len(lags) - 1, len(lags) * 95 // 100)][0])
         bound = self._bound
-        severity, threshold = graded(
-            p95, [(_STALE, "inform"), (bound, "warn")] if bound > _STALE else [(bound, "warn")]
-        )
-        if severity == "ok":
-            return CheckResult(severity, p95, threshold)
-        reason = f"a twentieth of the groups are {p95:.0f} steps old or more when trained; {bound:.0f} are allowed"
-        return CheckResult(severity, p95, threshold, reason, [group for _, group in lags[-MAX_EXAMPLES:]], grows=True)
+        last, examples = _p95([(lag, group) for _, lag, group in lags])
+        if last > bound:
+            reason = f"a twentieth of the groups are {last:.0f} steps old or more when trained; {bound:.0f} are allowed"
+            return CheckResult("warn", last, bound, reason, examples, grows=True)
+        first, examples = _p95([(lag, group) for lag, _, group in lags])
+        if first > _STALE:
+            reason = f"in a twentieth of the groups tokens are {first:.0f} steps old or more when trained"
+            return CheckResult("inform", first, _STALE, reason, examples, grows=True)
+        return CheckResult("ok", first, min(_STALE, bound))
+
+
+def _p95(lags: list[tuple[int, str]]) -> tuple[float, list[str]]:
+    """Return the 95th percentile of the lags, and the groups with the largest."""
+    ordered = sorted(lags)
+    return float(ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)][0]), [
+        group for _, group in ordered[-MAX_EXAMPLES:]
+    ]
 
 
 class StaleLengths:
@@ -202,7 +213,10 @@ class StaleLengths:
         if severity == "ok" or z <= 3.3:
             return CheckResult("ok", share, threshold)
         lengths = f"{median(stale):.0f} tokens a sequence (median), where those trained have {median(kept):.0f}"
-        mend = "raise batching.max_staleness, add inference, or lower max_new_tokens or the number of turns"
+        mend = (
+            'set batching.staleness_of to "newest" if it is not, raise batching.max_staleness, add inference, or lower '
+            "max_new_tokens or the number of turns"
+        )
         reason = f"long answers are sorted out: {len(stale)} groups were dropped as stale, of {lengths}; {mend}"
         return CheckResult(severity, share, threshold, reason)
 

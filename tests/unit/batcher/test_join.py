@@ -1,6 +1,7 @@
 """The join under every interleaving: redelivery, restarts from the last entry, duplicates, lies."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import pytest
@@ -483,6 +484,21 @@ def test_staleness_settles_what_was_ready_and_what_was_not_scored() -> None:
     assert outcomes(joiner) == {1: "stale", 2: "stale"}
 
 
+@pytest.mark.parametrize(("staleness_of", "kept"), [("newest", [1]), ("oldest", [])])
+def test_a_rollout_over_which_weights_arrived_is_as_old_as_the_setting_says(
+    staleness_of: Literal["newest", "oldest"], kept: list[int]
+) -> None:
+    joiner = Joiner(msgspec.structs.replace(CONFIG, staleness_of=staleness_of))
+    joiner.drop_stale(7)
+    joiner.member(1, "e", msgspec.structs.replace(make_plan(1, step=2), newest_step=6), 0, 0)
+    joiner.member(2, "e", msgspec.structs.replace(make_plan(2, step=2), newest_step=5), 0, 0)
+    for n in (1, 2):
+        joiner.reward(n, 0, make_reward(n, n))
+    assert list(joiner.ready) == kept
+    assert [joiner.ready[seq].newest_step for seq in kept] == [6] * len(kept)
+    assert outcomes(joiner) == dict.fromkeys({1, 2} - set(kept), "stale")
+
+
 def test_a_slow_rollout_is_not_taken_for_a_repeat_however_many_pass_it() -> None:
     """More than a thousand gaps lie above it, which other rollouts may fill any day."""
     joiner = Joiner(CONFIG)
@@ -534,11 +550,12 @@ def test_a_policy_that_cannot_exist_yet_ends_the_rollout_and_one_just_trained_do
     for seq, step in ((2, 4), (3, 10**18)):
         joiner.member(seq, "e", make_plan(seq, step=step), 0, 0)
         joiner.reward(seq, 0, make_reward(seq, seq))
+    joiner.member(4, "e", msgspec.structs.replace(make_plan(4, step=3), newest_step=4), 0, 0)
     joiner.reward(4, 0, make_reward(1, 1))
     assert list(joiner.ready) == [1]
-    (first, second) = joiner.take_outcomes(10)
-    assert [first.outcome.kind, second.outcome.kind] == ["dead", "dead"]  # type: ignore[union-attr]
-    assert "policy step 4, which cannot be: 3 batches" in str(first.outcome)
+    first, *others = [member.outcome for member in joiner.take_outcomes(10)]
+    assert [one.kind for one in (first, *others) if one] == ["dead"] * 3
+    assert "policy step 4, which cannot be: 3 batches" in str(first)
 
 
 # quarantine

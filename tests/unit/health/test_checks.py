@@ -183,11 +183,13 @@ def test_advantages_that_few_samples_carry_inform(groups, monitor):
     assert groups.windows(monitor, 1, reward=few_lonely)[0]["advantages"].severity == "inform"
 
 
-def refs(groups, lag, n):
+def refs(groups, lag, n, last=None):
+    newest = None if last is None else 20 - last
     return [
-        GroupRef(group=f"{i:032x}", seq=i + 1, env="sums", sequences=8, tokens=8, policy_step=20 - lag, advantages=[])
+        GroupRef(group=f"{i:032x}", seq=i + 1, env="sums", sequences=8, tokens=8, policy_step=20 - lag, advantages=[],
+                 newest_step=newest)
         for i in range(n)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,14 @@ def test_old_batches_are_caught_after_eight_by_the_bound_of_the_run(groups, boun
     assert (idle.check, idle.severity) == ("rollout_training", "idle")  # no report yet
     assert (result.severity, result.value) == (severity, lag)
     assert bool(result.examples) == (severity != "ok")
+
+
+def test_tokens_of_policies_before_the_bound_only_inform_if_the_last_ones_are_within_it(groups):
+    monitor = EnvMonitor(HealthConfig(halts=CHECKS), RunSettings(max_staleness=2))
+    for _ in range(8):
+        monitor.batch(20, refs(groups, 14, 16, last=2))
+    result = monitor.judge_batches()[0]
+    assert (result.severity, result.value) == ("inform", 14)
 
 
 def test_batches_older_than_the_run_allows_quarantine_where_that_lasts(groups):

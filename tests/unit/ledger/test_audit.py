@@ -28,7 +28,7 @@ RUN = "r"
 LINE = subjects.ledger(RUN, "main")
 
 
-def ref(seq, *, step=0, advantages=(0.5, -0.5), env="words", ids=None):
+def ref(seq, *, step=0, newest_step=None, advantages=(0.5, -0.5), env="words", ids=None):
     return GroupRef(
         group=ids[seq] if ids else f"{seq:032x}",
         seq=seq,
@@ -37,6 +37,7 @@ def ref(seq, *, step=0, advantages=(0.5, -0.5), env="words", ids=None):
         tokens=8,
         policy_step=step,
         advantages=list(advantages),
+        newest_step=newest_step,
     )
 
 
@@ -165,6 +166,10 @@ def test_staleness_and_sums_are_judged_by_the_runs_settings_and_break_nothing():
     assert "holds a group 3 steps old, where 2 are allowed" in problems[1].text
     assert "add up to 0.5" in problems[0].text
     assert audited(entries, LedgerRules(3, {"other"})) == []
+    spanning = make_entries(4, step=0, newest_step=1)
+    assert kinds(audited(spanning, LedgerRules(2))) == ["staleness"]
+    assert audited(spanning, LedgerRules(2, staleness_of="newest")) == []
+    assert kinds(audited(spanning, LedgerRules(1, staleness_of="newest"))) == ["staleness"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_only_estimators_that_centre_promise_a_sum_of_zero(estimator, expected):
         advantage=AdvantageConfig(estimator=estimator),
         batching=BatchingConfig(max_staleness=7),
     )
-    assert health_settings(config).rules == LedgerRules(7, expected)
+    assert health_settings(config).rules == LedgerRules(7, expected, staleness_of="newest")
 
 
 # -- reading it

@@ -113,14 +113,18 @@ def test_columns_come_back_without_a_copy(dtype: Any, values: list[int]) -> None
 
 @given(
     st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.from_regex("[a-f0-9][a-f0-9-]{0,39}", fullmatch=True),
-    st.booleans(), st.booleans(),
+    st.booleans(), st.sampled_from([(False, None), (True, None), (True, 1), (True, 7)]),
 )  # fmt: skip
-def test_plans_come_back(step: int, count: int, producer: str, leased: bool, trainable: bool) -> None:
+def test_plans_come_back(step: int, count: int, producer: str, leased: bool, made: tuple[bool, int | None]) -> None:
+    trainable, later = made
+    newest = step + later if later and step + later < 1 << 63 else None
     plan = Plan(
         group=new_group_id(), sequences=count, samples=count, tokens=count, policy_step=step, producer=producer,
         epoch=step, counter=step, started_ns=step, lease="lease-1" if leased else None, trainable=trainable,
+        newest_step=newest,
     )  # fmt: skip
     assert Plan.unpack(plan.pack()) == plan
+    assert plan.last_step == (step if newest is None else newest)
 
 
 # -- versions and fields ---------------------------------------------------------------------------------------------
@@ -420,7 +424,8 @@ PLAN = Plan.of(SMALL).pack()
 @pytest.mark.parametrize(
     "text",
     [
-        None, "", " ", "1", PLAN + " x", PLAN[:-len(" lease-12345")], "3" + PLAN[1:], PLAN.replace(" 3 ", " -3 "),
+        None, "", " ", "1", PLAN + " x", PLAN[:-len(" lease-12345")], "3" + PLAN[1:], "4" + PLAN[1:], PLAN + " 99",
+        "3" + PLAN[1:] + f" {Plan.unpack(PLAN).policy_step}", "3" + PLAN[1:] + f" {2**63}", PLAN.replace(" 3 ", " -3 "),
         PLAN.replace(" 3 ", " 0 "), PLAN.replace(" 3 ", " 3.0 "), PLAN.replace(" 3 ", " \u0663 "),
         PLAN.replace(" 3 ", " " + "9" * 4000 + " "), PLAN.replace(" 3 ", f" {2**31} "), PLAN[:-1] + "\udce9",
         PLAN.replace(" 12 ", f" {2**63} "),
