@@ -350,10 +350,11 @@ class Joiner:
         if member.plan is None:
             return False
         past, plan = self._past, member.plan
+        most = self._config.max_staleness if past is None else past.max_staleness
         if past is None:
-            most, staleness = self._config.max_staleness, self._batch - self._config.step_of(plan)
+            staleness = self._batch - self._config.step_of(plan)
         else:
-            most, staleness = past.max_staleness, past.staleness(self._batch, plan.policy_step)
+            staleness = past.staleness(self._batch, plan.policy_step)
         if most is None or staleness <= most:
             return False
         self._settle(member, "stale", f"{staleness} steps old in batch {self._batch}, where {most} are allowed")

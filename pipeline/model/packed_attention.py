@@ -5,7 +5,8 @@ queries, keys and values into grids of rows of like length, call the model's own
 output back, so a model computes the same as on padded rows. Without packed rows they call the model's own functions
 directly. Masks follow the model's rules (a window, chunks), by a token's place in its own row.
 
-Copies into grids and back are lookups by index in both directions, so they give the same bits twice on any device.
+Copies into grids and back are lookups by index in both directions, so they give the same bits twice on any device. A
+token that several rows share is copied into the grid of each, and the gradients of its copies are summed in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -72,14 +73,26 @@ def install_packed_attention(model: Any, *, on: bool) -> None:
         model.set_attn_implementation(wanted)
 
 
+class _Moves(NamedTuple):
+    """`there`: which row of a tensor is at each place. `back`: which row of the gradient comes back, -1: none.
+
+    `copies`: pairs of further rows of the gradient and of where each is added. An index is in a pair once, so that the
+    order of the sum is the same on any device.
+    """
+
+    there: torch.Tensor
+    back: torch.Tensor
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
 class _Rearrange(torch.autograd.Function):
-    """Rows of a tensor by index; the gradient goes back by another index, and is 0 where that says -1."""
+    """Rows of a tensor by index, and their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, dim: int, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        ctx.dim = dim
-        ctx.save_for_backward(back)
-        return values.index_select(dim, there)
+    def forward(ctx: Any, values: torch.Tensor, dim: int, moves: _Moves) -> torch.Tensor:
+        ctx.dim, ctx.copies = dim, moves.copies
+        ctx.save_for_backward(moves.back)
+        return values.index_select(dim, moves.there)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -87,7 +100,11 @@ class _Rearrange(torch.autograd.Function):
         found = gradients[0].index_select(ctx.dim, back.clamp(min=0))
         shape = [1] * found.dim()
         shape[ctx.dim] = -1
-        return found.masked_fill((back < 0).view(shape), 0), None, None, None
+        found = found.masked_fill((back < 0).view(shape), 0)
+        for at, to in ctx.copies:
+            summed = found.index_select(ctx.dim, to) + gradients[0].index_select(ctx.dim, at)
+            found = found.index_copy(ctx.dim, to, summed)
+        return found, None, None
 
 
 def _attend(kind: str, module: Any, *given: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -117,7 +134,8 @@ def _attend_packed(
     rows = mask.rows
     if columns[0].shape[2] != rows.tokens:
         raise UnsupportedError(f"{type(module).__name__} sees {columns[0].shape[2]} tokens of {rows.tokens}")
-    spread = [_rearranged(column, 2, rows.spread_G, rows.back_N)[0] for column in columns]  # [H,G,D]
+    into_grids = _Moves(rows.spread_G, rows.back_N, rows.copies)
+    spread = [_rearranged(column, 2, into_grids)[0] for column in columns]  # [H,G,D]
     outputs = []
     for grid, of_grid in zip(rows.grids, mask.of_grids, strict=True):
         parts = [_rows_of(column, grid) for column in spread]
@@ -126,7 +144,7 @@ def _attend_packed(
         else:
             output = own(module, *parts, _additive(of_grid, grid, parts[0]), **kwargs)[0]
         outputs.append(output.flatten(0, 1))  # [b*t,H,D]
-    return _rearranged(torch.cat(outputs), 0, rows.back_N, rows.token_G)[None]
+    return _rearranged(torch.cat(outputs), 0, _Moves(rows.back_N, rows.token_G))[None]
 
 
 def _rows_of(column_HGD: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -135,8 +153,8 @@ def _rows_of(column_HGD: torch.Tensor, grid: Grid) -> torch.Tensor:
     return column_HGD[:, grid.places].reshape(heads, grid.rows, grid.width, size).transpose(0, 1)
 
 
-def _rearranged(values: torch.Tensor, dim: int, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _Rearrange.apply(values, dim, there, back)  # type: ignore[no-untyped-call]
+def _rearranged(values: torch.Tensor, dim: int, moves: _Moves) -> torch.Tensor:
+    found: torch.Tensor = _Rearrange.apply(values, dim, moves)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -172,8 +190,10 @@ def _of_grid(
     """Return which token of a row may see which, bool [b,1,t,t]; None: all before it."""
     if size is None or size >= grid.width:
         return None
+    if rows.copies:
+        raise UnsupportedError("its windows or chunks take one place for each token, and shared tokens have several")
     at_bt = rows.spread_G[grid.places].view(grid.rows, grid.width)
-    real_bt = (rows.token_G[grid.places] >= 0).view(grid.rows, grid.width)
+    real_bt = rows.real_G[grid.places].view(grid.rows, grid.width)
     none = torch.zeros((), dtype=torch.int64, device=at_bt.device)
     return allows(none, none, at_bt[:, None, :, None], at_bt[:, None, None, :]) & real_bt[:, None, None, :]
 

@@ -15,7 +15,8 @@ __all__ = ["BatchGradient", "BatchPasses"]
 
 class BatchGradient(NamedTuple):
     """The result of one backward pass: `norm` before clipping; `probe`: rows to measure the step on; `padding` the
-    share of the tokens computed that were none. All but the probe are over all ranks."""
+    share of the tokens computed that were none; `shared` the share of the tokens that were computed with another row's.
+    All but the probe are over all ranks."""
 
     loss: float
     norm: float
@@ -24,6 +25,7 @@ class BatchGradient(NamedTuple):
     """Of each row of this rank's batch: see `distance_sums`."""
     probe: StepProbe | None
     padding: float
+    shared: float
     sequences: int
     tokens: int
     trainable_tokens: int

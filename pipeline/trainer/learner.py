@@ -42,7 +42,7 @@ from lachesis.pipeline.trainer.memory import (
 )
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
-from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, in_float32
+from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, choose_trees, in_float32
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, whole
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
@@ -105,6 +105,8 @@ class Learner:
         self._compiling = CompileWatch()
         self.packing: PackingChoice | None = None
         """Whether rows are computed in one, without padding; None: no step has needed to know yet."""
+        self._trees: bool | None = None
+        """Whether rows of a group may share the tokens with which they begin; None: no step has needed to know yet."""
         self._sampled = SampledLogprobs(model) if sharded is None else sharded
         self.configure(config)
 
@@ -225,6 +227,14 @@ class Learner:
                 )
         return self.packing.packs
 
+    def _form(self) -> dict[str, bool]:
+        """Return the form in which the model sees rows, for `PackedBatch.on`."""
+        packs = self._packs()
+        if self._trees is None and packs and self.config.pack_trees:
+            self._trees = choose_trees(self.trained, has_inputs=bool(self.inputs))
+        trees = packs and self.config.pack_trees and bool(self._trees)
+        return {"in_one_row": packs, "always": self.config.compile, "trees": trees}
+
     def _policy_logprobs(
         self, micro: PackedBatch, given: PassInputs
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -280,16 +290,15 @@ class Learner:
         probe = None
         if is_measured(self.config, self.steps, self._last_size):
             on = probe_tokens(self.config, padded=int(computed))
-            packs = self._packs()
-            form = {"in_one_row": packs, "always": self.config.compile}
-            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on, **form)
+            probe = StepProbe.of(batch, passes.before_BT, self.device, self.ranks, tokens=on, **self._form())
         return BatchGradient(
             loss,
             grad_norm,
             LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
             [distances[first : first + DISTANCE_SUMS] for first in range(0, len(distances), DISTANCE_SUMS)],
             probe,
-            1 - tokens / computed,
+            max(0.0, 1 - tokens / computed),
+            max(0.0, 1 - computed / tokens),
             sequences=int(sequences),
             tokens=int(tokens),
             trainable_tokens=int(trainable),
@@ -324,14 +333,14 @@ class Learner:
         """Run forward and backward passes; return their results, or the pass that ran out of memory."""
         rows, tokens = 1, COMPARED_TOKENS
         try:
-            packs = self._packs()
+            form = self._form()
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
             distances_BS = torch.zeros(batch.sequences, DISTANCE_SUMS, dtype=torch.float64, device=self.device)
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
-                micro = part.on(self.device, in_one_row=packs, always=self.config.compile)
+                micro = part.on(self.device, **form)
                 tokens = micro.computed_tokens
                 padded += tokens
                 output, logprobs_BT = self._pass(micro, part.trainable_tokens, denominator)
@@ -381,8 +390,10 @@ class Learner:
 
     def _microbatches(self, batch: PackedBatch) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
         """Yield the micro-batches, and idle ones until each rank has had as many: a sharded pass needs all ranks."""
-        tokens = self.fit.tokens
-        parts = batch.microbatches_of_tokens(tokens) if self._packs() else batch.microbatches(tokens)
+        tokens, form = self.fit.tokens, self._form()
+        parts = batch.microbatches(tokens)
+        if form["in_one_row"]:
+            parts = batch.microbatches_of_tokens(tokens, by_group=form["trees"])
         if self.sharded is None:
             yield from parts
             return
@@ -412,6 +423,7 @@ class Learner:
             loss=gradient.loss,
             grad_norm=gradient.norm,
             padding=gradient.padding,
+            shared=gradient.shared,
             learning_rate=rate,
             step_kl=None if size is None else size.kl,
             step_share=1.0 if size is None else size.share,

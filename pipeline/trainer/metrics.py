@@ -70,6 +70,7 @@ def step_figures(step: StepMetrics, tokens: TokenFigures) -> dict[str, float]:
         "train/clip_fraction": step.clip_fraction,
         "train/masked_fraction": step.masked_fraction,
         "train/padding": step.padding,
+        "train/shared": step.shared,
         "train/learning_rate": step.learning_rate,
         "train/ratio_mean": step.ratio_mean,
         "train/effective_sample_size": step.effective_sample_size,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lachesis.pipeline.model.packed_rows import PackedRows
+from lachesis.pipeline.model.packed_rows import PackedRows, shared_starts
 from lachesis.pipeline.trainer.training_sequence import LOGPROB_SLACK, TrainingSequence, form_fault, sequence_fault
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import check_kind, listed
@@ -125,37 +125,49 @@ class PackedBatch:
             yield rows_b, self.rows(rows_b)
             start += rows
 
-    def microbatches_of_tokens(self, max_tokens: int) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
+    def microbatches_of_tokens(
+        self, max_tokens: int, *, by_group: bool = False
+    ) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
         """Yield as `microbatches` batches of at most `max_tokens` tokens, padding not counted.
 
         Padded a batch would have at most `_MAX_PADDED` times as many: what a loss keeps for each token is padded.
+        `by_group`: rows of a group are side by side, the group with the longest row first, so that they can share.
         """
         longest_first = torch.argsort(self.lengths_B, descending=True, stable=True)
+        if by_group:
+            groups: dict[str, list[int]] = {}
+            for row in longest_first.tolist():
+                groups.setdefault(self.group_ids[row] or f"row {row}", []).append(row)
+            longest_first = torch.tensor([row for rows in groups.values() for row in rows])
         lengths = self.lengths_B[longest_first].tolist()
-        start = end = tokens = 0
+        start = end = tokens = widest = 0
         while start < self.sequences:
             while end < self.sequences and (
                 end == start
                 or (
                     tokens + lengths[end] <= max_tokens
-                    and (end + 1 - start) * lengths[start] <= _MAX_PADDED * max_tokens
+                    and (end + 1 - start) * max(widest, lengths[end]) <= _MAX_PADDED * max_tokens
                 )
             ):
-                tokens += lengths[end]
+                tokens, widest = tokens + lengths[end], max(widest, lengths[end])
                 end += 1
             yield longest_first[start:end], self.rows(longest_first[start:end])
-            start, tokens = end, 0
+            start, tokens, widest = end, 0, 0
 
-    def on(self, device: torch.device, *, in_one_row: bool, always: bool = False) -> PackedBatch:
-        """Return the batch on `device`, its tokens in one row if requested and if that spares enough padding.
+    def on(self, device: torch.device, *, in_one_row: bool, always: bool = False, trees: bool = False) -> PackedBatch:
+        """Return the batch on `device`, its tokens in one row if requested and if that spares enough.
 
-        `always`: also where it spares none, so that a model sees rows in no other form.
+        `always`: also where it spares nothing, so that a model sees rows in no other form. `trees`: rows of a group
+        share the tokens with which they begin alike. The batch must be in main memory then.
         """
         moved, lengths = self.to(device), self.lengths_B.tolist()
-        spares = sum(lengths) <= _MIN_TOKENS * self.tokens_BT.numel()
-        if not in_one_row or not self.sequences or not (always or spares):
+        if not in_one_row or not self.sequences:
             return moved
-        rows = PackedRows.of(lengths, self.tokens_BT.shape[1], lambda values: move_tensor(values, device))
+        shared = shared_starts(self.tokens_BT, lengths, self.group_ids) if trees else None
+        tokens = sum(lengths) - sum(start.tokens for start in shared or ())
+        if not always and tokens > _MIN_TOKENS * self.tokens_BT.numel():
+            return moved
+        rows = PackedRows.of(lengths, self.tokens_BT.shape[1], lambda values: move_tensor(values, device), shared)
         return replace(moved, in_one_row=rows)
 
     @property

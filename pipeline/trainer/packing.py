@@ -34,9 +34,11 @@ __all__ = [
     "COMPARED_TOKENS",
     "PackingChoice",
     "choose_packing",
+    "choose_trees",
     "describe_packing",
     "in_float32",
     "predict_packing",
+    "why_no_trees",
     "why_padded_by_form",
 ]
 
@@ -100,6 +102,28 @@ def _needs_of_form(model: Any) -> Iterator[str]:
             yield f"{part} ({type(module).__name__}) of {name} carries something from token to token beside attention"
     if not model._can_set_attn_implementation():  # noqa: SLF001 - there is no public question
         yield f"{name} has an attention of its own, which knows padded rows alone"
+
+
+def why_no_trees(model: Any) -> str | None:
+    """Return why packed rows of the model cannot share tokens; None: they can.
+
+    The model may have no values.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds or getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None):
+        return f"{type(model).__name__} has windows or chunks of attention"
+    return None
+
+
+def choose_trees(model: Any, *, has_inputs: bool) -> bool:
+    """Decide whether packed rows of the model share the tokens with which they begin alike, and log it."""
+    reason = "training.inputs has one for each row" if has_inputs else why_no_trees(model)
+    if reason is None:
+        log.info("rows of a group compute the tokens with which they begin alike once")
+    else:
+        log.info("each row computes all its tokens, also those with which others begin: %s", reason)
+    return reason is None
 
 
 def predict_packing(setting: bool | Literal["auto"], model: Any, inputs: Sequence[ModelInputConfig]) -> str:

@@ -39,6 +39,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     trainable_tokens: int
     padding: float
     """Share of the tokens computed that were padding, 0 to 1."""
+    shared: float
+    """Share of the tokens that were computed with another row's, since the rows begin alike, 0 to 1."""
     seconds: float
     """Wall time of the step."""
     microbatch_tokens: int

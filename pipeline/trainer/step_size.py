@@ -77,18 +77,20 @@ class StepProbe:
         tokens: int = PROBE_TOKENS,
         in_one_row: bool = False,
         always: bool = False,
+        trees: bool = False,
     ) -> StepProbe:
         """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step.
 
         About `tokens` of all ranks together at most, but at least one row of each. `in_one_row`: the model sees them
-        without padding, and so of as many rows as have that many tokens by their mean; `always`: see `PackedBatch.on`.
+        without padding, and so of as many rows as have that many tokens by their mean; `always`, `trees`: see
+        `PackedBatch.on`.
         """
         if not batch.sequences:
             return cls(batch.to(device), logprobs_BT.to(device), ranks)
         a_row = -(-int(batch.lengths_B.sum()) // batch.sequences) if in_one_row else batch.tokens_BT.shape[1]
         rows = max(1, tokens // ranks.size // a_row)
         every_b = torch.arange(0, batch.sequences, max(1, -(-batch.sequences // rows)))
-        taken = batch.rows(every_b).on(device, in_one_row=in_one_row, always=always)
+        taken = batch.rows(every_b).on(device, in_one_row=in_one_row, always=always, trees=trees)
         before_BT = logprobs_BT[every_b.to(logprobs_BT.device), : taken.tokens_BT.shape[1]]
         return cls(taken, before_BT.to(device), ranks)
 

@@ -43,6 +43,10 @@ class ModelInputs:
     def __init__(self, members: Sequence[_Member] = ()) -> None:
         self._members = list(members)
 
+    def __bool__(self) -> bool:
+        """Whether the model has any."""
+        return bool(self._members)
+
     @property
     def needs_padding(self) -> str | None:
         """Name the input that takes padded rows alone; None: there is none."""

@@ -61,6 +61,7 @@ HEARTBEAT = (
     "throughput/tokens_per_s",
     "train/kl",
     "train/padding",
+    "train/shared",
     "train/seconds",
     "train/step",
     "train/step_kl",

@@ -106,6 +106,7 @@ def test_each_token_has_its_place():
     assert rows.packed(values).tolist() == [[0, 1, 2, 6, 7, 8, 9, 10, 12, 18, 19, 20, 21]]
     assert rows.positions_1N.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 0, 1, 2, 3]]
     assert rows.packed_places(torch.tensor([1, 5, 9, 16])).tolist() == [1, 3, 7, 10]
+    assert rows.copies == ()
     grid_G = rows.packed(values)[0][rows.spread_G]
     assert grid_G[rows.back_N].tolist() == rows.packed(values)[0].tolist()
     assert [(grid.rows, grid.width) for grid in rows.grids] == [(2, 5), (1, 3), (1, 1)]
