@@ -57,7 +57,6 @@ _DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {
     "precision": "float32",
     "device_kernels": False,
     "packing": False,
-    "pack_trees": False,
     "recompute_layers": False,
 }
 """Values of settings that early trainers had not."""
@@ -232,11 +231,11 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     auto: where the model's form allows it and a comparison at the start finds the same logprobs and gradients, else
     rows are padded, and the log says why. true: the trainer ends where it cannot. The same within rounding. Default
     auto."""
-    pack_trees: bool = True
+    pack_trees: bool = False
     """With rows in one (see packing): rows of a group compute the tokens with which they begin alike once, such as the
     prompt of its samples, or what the branches of a conversation share. Layers then cost the distinct tokens; attention
     still sees whole rows. Not for models with windows or chunks of attention, nor with training.inputs. The same within
-    rounding. Default true."""
+    rounding; never run on a GPU so far. Default false."""
     recompute_layers: bool | Literal["auto"] = "auto"
     """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
     backward pass. Memory for activations falls to about one layer's, for a third more work. auto: once a sequence alone
