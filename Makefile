@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 VLLM_TESTS ?= tests/contract/test_inference.py tests/integration/test_vllm*.py
 VLLM_PIP := $(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps
 
-.PHONY: help demo demo-smollm2 test unit slow attack own-keys chaos mutations fuzz gpu gpu-small vllm atropos fix lock audit clean
+.PHONY: help demo demo-smollm2 test unit slow attack own-keys chaos mutations fuzz bench gpu gpu-small vllm atropos fix lock audit clean
 .PHONY: lint lint-style lint-types lint-imports lint-texts lint-extensions
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make fix           apply what of the style can be applied by itself"
 	@echo "make vllm          the tests that need real vLLM, in an environment of its own"
 	@echo "make atropos       the tests that need the library of Atropos, in an environment of its own"
+	@echo "make bench         speed beside others and beside the last recorded run; ARGS='--quick --against COMMIT'"
 	@echo "make gpu           what this machine's GPU makes of it; ARGS=--cpu does it in small, without one"
 	@echo "make chaos         random kills and partitions with an audit; make mutations: does the audit notice?"
 	@echo "make attack fuzz   every hostile input at once; random messages"
@@ -67,6 +68,12 @@ chaos: $(VENV)/.dev
 
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/chaos/caught.py $(ARGS)
+
+# A machine without Atropos' library (make atropos) or where TransferQueue does not install measures the rest.
+bench: $(VENV)/.dev
+	@$(MAKE) --no-print-directory $(VENV)-transferqueue/.transferqueue || true
+	PYTHONPATH=tests/benchmarks $(BIN)/python -m speed.run --atropos-python $(abspath $(VENV)-atropos/bin/python) \
+	  --transferqueue-python $(abspath $(VENV)-transferqueue/bin/python) $(ARGS)
 
 # What this machine's GPU makes of it, in seven minutes; ARGS=--cpu: all of it in small, without one.
 gpu: $(VENV)/.smollm2 $(VENV)/.dev
@@ -165,5 +172,12 @@ $(VENV)-atropos/.atropos: constraints.txt deploy/requirements-atropos.txt
 	$(VENV)-atropos/bin/python -m pip --disable-pip-version-check install --quiet -r deploy/requirements-atropos.txt
 	@touch $@
 
+# TransferQueue for the benchmark alone, in an environment of its own (1.5 GB), with torch as constraints.txt pins it.
+$(VENV)-transferqueue/.transferqueue: constraints.txt
+	test -x $(VENV)-transferqueue/bin/python || $(PYTHON) -m venv $(VENV)-transferqueue
+	$(VENV)-transferqueue/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt torch
+	$(VENV)-transferqueue/bin/python -m pip --disable-pip-version-check install --quiet TransferQueue==0.1.11
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-lock $(VENV)-vllm $(VENV)-atropos build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-vllm $(VENV)-atropos $(VENV)-transferqueue build dist *.egg-info src/*.egg-info

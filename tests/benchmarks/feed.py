@@ -20,6 +20,8 @@ import anyio
 import nats
 import numpy as np
 from nats.js.api import AckPolicy, ConsumerConfig
+from speed.figures import Figure, write_figures
+from speed.groups import VOCABULARY, make_group, make_words
 
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -31,42 +33,20 @@ from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import select_trainable
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes
-from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef
-from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
-from lachesis.schemas.rollout import Message, PackedGroup, RolloutGroup, Sequences, VersionSpan
+from lachesis.schemas.rollout import PackedGroup
 
-RUN, ENV, SAMPLES, PROMPT, VOCABULARY = "bench", "env", 8, 200, 150_000
-
-
-def made(draw: np.random.Generator, words: list[str], n: int, tokens: int) -> RolloutGroup:
-    """Return a group of random tokens with texts of words of random letters."""
-    mask = np.arange(SAMPLES * tokens) % tokens >= PROMPT
-    texts = [" ".join(draw.choice(words, tokens * 5 // 8)) for _ in range(SAMPLES)]
-    return RolloutGroup(
-        id=new_group_id(), run=RUN, env=ENV, item=str(n), producer="bench", epoch=1, counter=n,
-        policy_versions=["0-first-ab"], tokenizer_hash="t", started_ns=1,
-        messages=[[Message(role="user", content="?"), Message(role="assistant", content=text)] for text in texts],
-        sequences=Sequences(
-            offsets=as_bytes(np.arange(SAMPLES + 1) * tokens, "int32"),
-            tokens=as_bytes(draw.integers(0, VOCABULARY, len(mask)), "int32"),
-            loss_mask=pack_mask(mask),
-            logprobs=as_bytes(np.where(mask, -draw.exponential(1.0, len(mask)), 0.0), "float32"),
-            finish_reasons=["stop"] * SAMPLES,
-            version_spans=[VersionSpan(i, 0, 0) for i in range(SAMPLES)],
-        ),
-    )  # fmt: skip
+RUN, ENV, SAMPLES = "bench", "env", 8
 
 
 async def fill(bus: NatsBus, options: argparse.Namespace) -> list[Batch]:
     """Store the rollouts, and return the batches that name them."""
     draw = np.random.default_rng(0)
-    words = ["".join(chr(97 + letter) for letter in draw.integers(0, 26, n)) for n in draw.integers(2, 9, 3000)]
+    words = make_words(draw)
     refs: list[GroupRef] = []
     for n in range(options.batches * options.groups * options.every):
-        group = made(draw, words, n, options.tokens)
+        group = make_group(draw, words, n, samples=SAMPLES, tokens=options.tokens, run=RUN, env=ENV)
         headers = {PLAN_HEADER: Plan.of(group).pack()}
         ack = await bus.publish(subjects.rollout(RUN, ENV), encode(group), msg_id=group.id, headers=headers)
         advantages: list[float | None] = [float(value) for value in draw.normal(size=SAMPLES)]
@@ -153,10 +133,13 @@ async def main(options: argparse.Namespace) -> None:
                 figures["fetched"].append(await timed(fetched(bus, batches)))
                 figures["decoded"].append(await timed(decoded(bus, batches)))
                 figures["packed"].append(await timed(exhausted(packed(bus, batches))))
+            found: list[Figure] = []
             for name, seconds_of in figures.items():
                 seconds = statistics.median(seconds_of)
                 rate = SAMPLES * options.tokens * count / seconds / 1e6
                 print(f"{name:8} {1e6 * seconds / count:6.0f} us a group {rate:7.1f}M tokens a CPU second")
+                found.append(Figure("feed", name, "M tokens a CPU second", rate))
+            write_figures(options.json, found)
             digest = await digest_of(packed(bus, batches))
             print(f"digest {digest}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
@@ -168,4 +151,5 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=1024, help="tokens a sequence")
     parser.add_argument("--every", type=int, default=1, help="of so many rollouts one is in a batch")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     anyio.run(main, parser.parse_args())

@@ -22,6 +22,7 @@ import anyio
 import nats
 import numpy as np
 from nats.js.api import AckPolicy, ConsumerConfig
+from speed.figures import Figure, write_figures
 
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -199,10 +200,13 @@ async def main(options: argparse.Namespace) -> None:
                 for name, n in replays.items():
                     work = replay(bus, config, options.groups, f"round-{number}-{n}", n)
                     times[name].append(await timed(work, options.groups))
+            found: list[Figure] = []
             median = {name: statistics.median(one.rate for one in found) for name, found in times.items()}
-            for name, found in times.items():
-                here, there = (statistics.median(column) for column in list(zip(*found, strict=True))[1:])
-                each = ", ".join(f"{one.rate:.0f}" for one in found)
+            for name, runs in times.items():
+                here, there = (statistics.median(column) for column in list(zip(*runs, strict=True))[1:])
+                each = ", ".join(f"{one.rate:.0f}" for one in runs)
+                found.append(Figure("replay", name, "groups/s", median[name]))
+                found.append(Figure("replay", f"{name}, CPU a group", "ms", here + there))
                 print(
                     f"{name:17} {median[name]:7.0f} groups/s (of {each}); processor time of a group: {here:.3f} ms"
                     + (f", and {there:.3f} ms of workers" if there >= 0.001 else "")
@@ -210,6 +214,8 @@ async def main(options: argparse.Namespace) -> None:
             for name in replays:
                 for other in ("raw", "read"):
                     print(f"{name} / {other}: {median[name] / median[other]:.3f}")
+                    found.append(Figure("replay", f"{name} / {other}", "ratio", median[name] / median[other]))
+            write_figures(options.json, found)
 
 
 if __name__ == "__main__":
@@ -218,4 +224,5 @@ if __name__ == "__main__":
     parser.add_argument("--raters", choices=sorted(RATERS), default="numeric")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     anyio.run(main, parser.parse_args())

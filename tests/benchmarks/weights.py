@@ -24,6 +24,7 @@ from typing import NamedTuple
 import anyio
 import torch
 from safetensors.torch import save_file
+from speed.figures import Figure, write_figures
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
@@ -74,6 +75,10 @@ def in_turn(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, lis
             one()
             found[name].append(Took(time.perf_counter() - wall, time.process_time() - cpu))
     return found
+
+
+def median_ratio(ones: list[Took], others: list[Took]) -> float:
+    return median(one.wall / other.wall for one, other in zip(ones, others, strict=True))
 
 
 def ratio(ones: list[Took], others: list[Took]) -> str:
@@ -142,6 +147,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the ratios here")
     options = parser.parse_args()
     tensors = a_model(options.million, options.device)
     sent = rounded(tensors, options.dtype)
@@ -190,11 +196,16 @@ def main() -> None:
         for name, times in took.items():
             wall, cpu = min(one.wall for one in times), min(one.cpu for one in times)
             print(f"{name:20} {wall:7.3f} s  {wall / size * 1e9:6.2f} s/GB, CPU {cpu:7.3f} s")
-        for one, other in (
+        pairs = (
             ("stop", "copy over"), ("stop", "copy"), ("out", "save_file"), ("out", "save_file, synced"),
             ("read", "copy"), ("in", "copy"), ("in", "copy over"),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for one, other in pairs:
             print(f"{one} / {other}: {ratio(took[one], took[other])}")
+        ratios = [
+            Figure("weights", f"{one} / {other}", "times", median_ratio(took[one], took[other])) for one, other in pairs
+        ]
+        write_figures(options.json, ratios)
 
         version, path = written[0]
         fresh = multiprocessing.get_context("spawn")
