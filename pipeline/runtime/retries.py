@@ -5,9 +5,10 @@ All other errors are raised at once. The loop is tenacity's; the pauses are thos
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 import anyio
 import tenacity
@@ -15,9 +16,11 @@ import tenacity
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.errors import InfrastructureError
 
-__all__ = ["OUTAGE_POLICY", "RetryWait", "WaitLog", "is_infrastructure", "retry_outages"]
+__all__ = ["OUTAGE_POLICY", "OutageRetries", "RetryWait", "WaitLog", "is_infrastructure", "retry_outages"]
 
 log = logging.getLogger("lachesis")
+
+T = TypeVar("T")
 
 OUTAGE_POLICY = RetryPolicy(first_s=0.1, longest_s=5.0, jitter=1.0)
 """For outages of what a service depends on: short at first, and all replicas at different times."""
@@ -64,6 +67,76 @@ def is_infrastructure(error: BaseException) -> bool:
     return isinstance(error, InfrastructureError)
 
 
+class OutageRetries:
+    """What `retry_outages` returns: `await retries(function, *args)`, or `async for attempt in retries`.
+
+    A call whose first attempt succeeds, as nearly all do, costs no more than the function.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        report: Callable[[RetryWait], None],
+        policy: RetryPolicy,
+        is_outage: Callable[[BaseException], bool],
+        draining: anyio.Event | None,
+    ) -> None:
+        self._what, self._report, self._policy = what, report, policy
+        self._is_outage, self._draining = is_outage, draining
+
+    async def __call__(self, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
+        """Call `function` until it answers. Raises what it raises, an outage once the policy gives up."""
+        start_s = time.monotonic()
+        try:
+            return await function(*args, **options)
+        except BaseException as error:
+            if not self._is_outage(error):
+                raise
+            failed: list[BaseException] = [error]
+
+        async def go_on() -> T:
+            if failed:
+                raise failed.pop()  # the attempt that was made already
+            return await function(*args, **options)
+
+        return await self._loop(time.monotonic() - start_s)(go_on)
+
+    def __aiter__(self) -> tenacity.AsyncRetrying:
+        return self._loop(0.0).__aiter__()
+
+    def _loop(self, tried_s: float) -> tenacity.AsyncRetrying:
+        """Return the loop of a call that has been tried for `tried_s` seconds."""
+
+        def seconds(state: tenacity.RetryCallState) -> float:
+            return tried_s + (state.seconds_since_start or 0.0)
+
+        def stop(state: tenacity.RetryCallState) -> bool:
+            drained = self._draining is not None and self._draining.is_set()
+            return drained or self._policy.gives_up(state.attempt_number, seconds(state))
+
+        async def sleep(pause_s: float) -> None:
+            if self._draining is None:
+                await anyio.sleep(pause_s)
+                return
+            with anyio.move_on_after(pause_s):
+                await self._draining.wait()
+
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            if error is not None:
+                since = datetime.now(UTC) - timedelta(seconds=seconds(state))
+                self._report(RetryWait(self._what, error, state.attempt_number, since))
+
+        return tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(self._is_outage),
+            wait=lambda state: self._policy.pause_s(state.attempt_number),
+            stop=stop,
+            sleep=sleep,
+            before_sleep=before_sleep,
+            reraise=True,
+        )
+
+
 def retry_outages(
     what: str,
     report: Callable[[RetryWait], None],
@@ -71,35 +144,10 @@ def retry_outages(
     policy: RetryPolicy = OUTAGE_POLICY,
     is_outage: Callable[[BaseException], bool] = is_infrastructure,
     draining: anyio.Event | None = None,
-) -> tenacity.AsyncRetrying:
-    """Return an iterator that tries `what` again after errors for which `is_outage` holds.
+) -> OutageRetries:
+    """Return what tries `what` again after errors for which `is_outage` holds.
 
     It raises the last error once the policy gives up, or once `draining` is set; that also ends a pause. `report` is
     called before each pause.
     """
-
-    def stop(state: tenacity.RetryCallState) -> bool:
-        drained = draining is not None and draining.is_set()
-        return drained or policy.gives_up(state.attempt_number, state.seconds_since_start or 0.0)
-
-    async def sleep(seconds: float) -> None:
-        if draining is None:
-            await anyio.sleep(seconds)
-            return
-        with anyio.move_on_after(seconds):
-            await draining.wait()
-
-    def before_sleep(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if error is not None:
-            since = datetime.now(UTC) - timedelta(seconds=state.seconds_since_start or 0.0)
-            report(RetryWait(what, error, state.attempt_number, since))
-
-    return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(is_outage),
-        wait=lambda state: policy.pause_s(state.attempt_number),
-        stop=stop,
-        sleep=sleep,
-        before_sleep=before_sleep,
-        reraise=True,
-    )
+    return OutageRetries(what, report, policy, is_outage, draining)

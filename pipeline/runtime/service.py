@@ -17,7 +17,6 @@ from typing import Literal, Protocol
 
 import anyio
 import msgspec
-import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
@@ -26,7 +25,7 @@ from lachesis.pipeline.common.disk import SHORTAGES
 from lachesis.pipeline.errors import InfrastructureError, StartupError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
-from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, RetryWait, retry_outages
+from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, OutageRetries, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
 from lachesis.pipeline.runtime.shown_vitals import shown_vitals
 from lachesis.pipeline.telemetry.figures import ServiceFigures
@@ -191,8 +190,8 @@ class Service:
         self.vitals.state = "draining"
         self.draining.set()
 
-    def retrying(self, what: str, *, patience_s: float | None = None) -> tenacity.AsyncRetrying:
-        """Return an iterator that retries `InfrastructureError` with backoff until the service drains.
+    def retrying(self, what: str, *, patience_s: float | None = None) -> OutageRetries:
+        """Return what retries `InfrastructureError` with backoff until the service drains: call or iterate it.
 
         The last error is raised when it does, or after `patience_s` seconds: the caller gives its work back.
         """

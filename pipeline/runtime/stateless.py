@@ -199,13 +199,15 @@ class _Replica(Generic[Item]):
             group = rollout.group.id
             children = turn.enter_context(self.traces.recording(delivery, group, start_ns))
             patience_s = stage.patience(delivery.attempt)
-            async for attempt in self.service.retrying(f"group {group}", patience_s=patience_s):
-                with attempt:
-                    try:
-                        item = await stage.handle(rollout)
-                    except InfrastructureError:
-                        await self._absolve(delivery)
-                        raise
+
+            async def handle() -> Item:
+                try:
+                    return await stage.handle(rollout)
+                except InfrastructureError:
+                    await self._absolve(delivery)
+                    raise
+
+            item = await self.service.retrying(f"group {group}", patience_s=patience_s)(handle)
         self.service.mark_ok()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
         self.service.vitals.done(stamp, traced=group if self.service.tracing.sampled(group) else None)

@@ -6,10 +6,9 @@ A full stream stays full until somebody makes room, so it is no outage.
 from dataclasses import replace
 
 import anyio
-import tenacity
 
 from lachesis.pipeline.errors import StreamFullError
-from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, WaitLog, is_infrastructure, retry_outages
+from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, OutageRetries, WaitLog, is_infrastructure, retry_outages
 
 __all__ = ["retrying"]
 
@@ -17,7 +16,7 @@ _FOR_A_MINUTE = replace(OUTAGE_POLICY, give_up_s=60.0)
 _wait_log = WaitLog()
 
 
-def retrying(what: str, draining: anyio.Event | None = None) -> tenacity.AsyncRetrying:
+def retrying(what: str, draining: anyio.Event | None = None) -> OutageRetries:
     """Return a retrier that repeats a call until `draining` is set, then raises its last error.
 
     Without `draining` it does so for one minute. Waits are logged.

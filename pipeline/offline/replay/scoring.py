@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 
 import msgspec
-import tenacity
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
+from lachesis.pipeline.runtime.retries import OutageRetries
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import GroupScore, Stamp
@@ -38,9 +38,7 @@ class ReplayScorer:
     Raises `ConfigError` where a rater cannot be loaded.
     """
 
-    def __init__(
-        self, config: RunConfig, envs: Iterable[str], retrying: Callable[[str], tenacity.AsyncRetrying]
-    ) -> None:
+    def __init__(self, config: RunConfig, envs: Iterable[str], retrying: Callable[[str], OutageRetries]) -> None:
         self._retrying = retrying
         self.scorers = {
             env: EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))

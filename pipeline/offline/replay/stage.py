@@ -24,7 +24,6 @@ from functools import partial
 
 import anyio
 import msgspec
-import tenacity
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
@@ -48,6 +47,7 @@ from lachesis.pipeline.offline.replay.selected import SelectedRollout, Take, fee
 from lachesis.pipeline.offline.replay.worker_pool import WorkerPool, open_workers
 from lachesis.pipeline.retention.holds import holding, read_record
 from lachesis.pipeline.runtime.commitlog import CommitLog
+from lachesis.pipeline.runtime.retries import OutageRetries
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
@@ -525,6 +525,6 @@ class _Replay:
                 "streams.rollouts_bytes"
             )
 
-    def _retrying(self, what: str) -> tenacity.AsyncRetrying:
+    def _retrying(self, what: str) -> OutageRetries:
         """Wait an outage out: one that follows the run for as long as it may."""
         return retrying(what, self._draining if self._selection.follow else None)

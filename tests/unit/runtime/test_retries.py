@@ -72,3 +72,13 @@ def test_a_wait_log_says_each_thing_at_once_and_then_rarely(caplog: pytest.LogCa
         wait(what)
     a, b = (f"trying again: {what}: down (tried since 03:04:05 UTC)" for what in "ab")
     assert caplog.messages == [a, b, a]
+
+
+async def test_a_call_that_succeeds_at_once_needs_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a loop was made for a call that did not fail")
+
+    monkeypatch.setattr("tenacity.AsyncRetrying", refuse)
+    assert await retry_outages("it", lambda _: None)(Failing()) == "answer"
+    with pytest.raises(AssertionError, match="a loop was made"):
+        await retry_outages("it", lambda _: None)(Failing(InfrastructureError("down")))
