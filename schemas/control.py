@@ -59,6 +59,7 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     `policy_step`: the group exists already, made by that step of the policy; it gets no lease if it will be too old by
     the time it could be in a batch. `outdated_only`: the lease is wanted only if the group is too old for every batch
     to come; it then takes no capacity. `calls`: bytes of CALLS that its calls may take; 0: they are not recorded.
+    `wait_s`: to acquire, seconds for which the answer may wait for room before it is a refusal.
     """
 
     op: Literal["acquire", "renew", "release"]
@@ -70,6 +71,7 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     policy_step: Count | None = None
     outdated_only: bool = False
     calls: Count = 0
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
     def check(self) -> None:
         if self.op == "acquire" and (self.sequences < 1 or self.bytes < 1):

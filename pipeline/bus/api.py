@@ -305,8 +305,10 @@ class Bus(Protocol):
         `InfrastructureError` that the service's handler raised.
         """
 
-    def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
-        """Answer requests on `subject`, one at a time, while the context is open; replicas share them.
+    def serve(
+        self, subject: str, handler: Callable[[bytes], Awaitable[bytes]], *, at_once: int = 1
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer requests on `subject`, `at_once` at a time, while the context is open; replicas share them.
 
         A `DataError` or `InfrastructureError` of the handler is raised at the requester; anything else ends the
         context.

@@ -371,8 +371,10 @@ class NatsBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         return await request_reply.request(self._link, subject, data, timeout_s)
 
-    def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
-        return request_reply.serve(self._link, subject, handler)
+    def serve(
+        self, subject: str, handler: Callable[[bytes], Awaitable[bytes]], *, at_once: int = 1
+    ) -> AbstractAsyncContextManager[None]:
+        return request_reply.serve(self._link, subject, handler, at_once)
 
     async def broadcast(self, subject: str, data: bytes) -> None:
         await request_reply.broadcast(self._link, subject, data)

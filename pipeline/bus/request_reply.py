@@ -43,7 +43,9 @@ async def request(link: ServerLink, subject: str, data: bytes, timeout_s: float)
 
 
 @asynccontextmanager
-async def serve(link: ServerLink, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+async def serve(
+    link: ServerLink, subject: str, handler: Callable[[bytes], Awaitable[bytes]], at_once: int
+) -> AsyncIterator[None]:
     """See `api.Bus.serve`. Subjects of the NATS micro protocol (`$SRV.`) are answered by every replica."""
     requests, waiting = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
     refusals, refused = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
@@ -72,7 +74,8 @@ async def serve(link: ServerLink, subject: str, handler: Callable[[bytes], Await
     queue = "" if subject.startswith("$SRV.") else "q"
     with requests, waiting, refusals, refused:
         async with background() as tasks:
-            tasks.start_soon(answer)
+            for _ in range(at_once):
+                tasks.start_soon(answer)
             tasks.start_soon(refuse)
             async with link.subscribed(subject, take, queue):
                 yield

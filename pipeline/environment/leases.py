@@ -22,6 +22,8 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["ProducerLeases", "leases_of"]
 
 _ASK_TIMEOUT_S = 5.0
+_WAIT_S = 1.0
+"""For so long the governor may keep a request for a lease, until there is room."""
 _DEFAULT_RETRY_S = 0.5
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
@@ -36,6 +38,7 @@ class ProducerLeases:
         self._producer = producer
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
+        self._turn = anyio.Lock()
         self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
@@ -49,14 +52,16 @@ class ProducerLeases:
     async def acquire(self, sequences: int, size: int, calls: int = 0) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains.
 
-        `calls`: bytes that its calls may take.
+        `calls`: bytes that its calls may take. Of the groups that wait, the one that has waited longest sends requests:
+        the others would be refused for the same reason, and are served in their order once there is room.
         """
-        while not self._service.draining.is_set():
-            lease, retry_s = await self.request_lease(sequences, size, calls)
-            if lease is not None:
-                return lease
-            with anyio.move_on_after(retry_s):
-                await self._service.draining.wait()
+        async with self._turn:
+            while not self._service.draining.is_set():
+                lease, retry_s = await self.request_lease(sequences, size, calls, wait_s=_WAIT_S)
+                if lease is not None:
+                    return lease
+                with anyio.move_on_after(retry_s):
+                    await self._service.draining.wait()
         return None
 
     async def adopt(self, lease: str, sequences: int, size: int, calls: int) -> bool:
@@ -80,11 +85,18 @@ class ProducerLeases:
         return reply.granted
 
     async def request_lease(
-        self, sequences: int, size: int, calls: int = 0, *, policy_step: int | None = None, outdated_only: bool = False
+        self,
+        sequences: int,
+        size: int,
+        calls: int = 0,
+        *,
+        policy_step: int | None = None,
+        outdated_only: bool = False,
+        wait_s: float = 0.0,
     ) -> tuple[str | None, float]:
         """Send one request; return the lease, or None and the seconds after which to retry.
 
-        `calls`, `policy_step` and `outdated_only`: see `LeaseRequest`.
+        `calls`, `policy_step`, `outdated_only` and `wait_s`: see `LeaseRequest`.
         """
         request = LeaseRequest(
             op="acquire",
@@ -95,9 +107,10 @@ class ProducerLeases:
             policy_step=policy_step,
             outdated_only=outdated_only,
             calls=calls,
+            wait_s=wait_s,
         )
         try:
-            reply = await self._request(request)
+            reply = await self._request(request, _ASK_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
             self._service.mark_waiting("waiting", f"governor: {error}")
             return None, _DEFAULT_RETRY_S
@@ -109,7 +122,7 @@ class ProducerLeases:
                 return None, _DEFAULT_RETRY_S
             self._service.mark_ok()
             self._tell_never(None)
-            self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
+            self._held[reply.lease] = request.replace(op="renew", lease=reply.lease, wait_s=0.0)
             self._write_note()
             if reply.expires_s is not None:
                 self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)

@@ -12,7 +12,7 @@ could not receive renewals. Time is an argument, seconds on any clock that does 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lachesis.pipeline.batcher.config import BatchingConfig
@@ -106,6 +106,8 @@ class Governor:
         """Seconds from grants to last renewals of leases that ran out, times their sequences, where no calls are
         recorded: what kills have cost, at most."""
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called at each change after which a refused request may be granted; see `reconsider`."""
 
     # facts
 
@@ -136,6 +138,7 @@ class Governor:
     def _note_change(self) -> None:
         """Record that something happened, after which a refused request may be granted."""
         self._wanting, self._idle_s = False, None
+        self.on_change()
 
     def entry(self, entry: LedgerEntry) -> None:
         """Apply a new ledger entry: resolved groups stop counting, unless they wait in a batch."""
@@ -223,6 +226,10 @@ class Governor:
                 return self._renew(request, now_s)
         self._end(request.lease, request.env)
         return LeaseReply(granted=True, lease=request.lease)
+
+    def reconsider(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+        """Answer a request for a lease again that was refused and waits. It is no sign of the producer."""
+        return self._acquire(request, now_s)
 
     def _acquire(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         reason = self._refusal(request, now_s)

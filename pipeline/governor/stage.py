@@ -10,7 +10,8 @@ its end. A run has one governor: its term is written to the log, and a later ter
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,16 @@ from lachesis.schemas.subjects import stream_name
 
 __all__ = ["check_term", "run_governor"]
 
+_REQUESTS_AT_ONCE = 16
+"""Of one environment; see `_WaitingRequests`."""
+_MAX_WAITING = 12
+"""Of those, requests that wait for room: the others renew and release leases meanwhile."""
+_MAX_WAIT_S = 2.0
+"""A request whose producer has died meanwhile may be granted: a group's lease is lost then, until it runs out."""
+_GATHER_S = 0.01
+"""Seconds after a change until requests that wait are answered again: changes come many at a time."""
+_SOON_S = 0.001
+"""After which a producer may ask again whose request has waited already."""
 _USAGE_S = 1.0
 """Seconds between two measurements of the streams."""
 _PEER_HINT = (
@@ -69,6 +80,7 @@ async def run_governor(service: Service, settings: GovernorSettings) -> None:
     )
     follower = _Follower(service, settings, governor)
     await follower.catch_up()
+    waiting = _WaitingRequests(governor, settings.flow.retry_s, follower.publish_status)
 
     async def answer(env: str, data: bytes) -> bytes:
         try:
@@ -79,10 +91,12 @@ async def run_governor(service: Service, settings: GovernorSettings) -> None:
             return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
         reply = governor.answer_request(request, time.monotonic())
-        if request.op == "acquire" and reply.granted:
-            reply = reply.replace(left_behind=follower.left.count(env, time.monotonic()))
         if governor.blocked and not was_blocked:  # the batcher waits for this status
             await follower.publish_status()
+        if request.op == "acquire" and not reply.granted:
+            reply = await waiting.wait(request, reply)
+        if request.op == "acquire" and reply.granted:
+            reply = reply.replace(left_behind=follower.left.count(env, time.monotonic()))
         return encode(reply)
 
     async def answer_take_up(env: str, data: bytes) -> bytes:
@@ -105,7 +119,9 @@ async def run_governor(service: Service, settings: GovernorSettings) -> None:
         async with AsyncExitStack() as served:
             for env in settings.environments:
                 subject = subjects.lease(service.run, env)
-                await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
+                await served.enter_async_context(
+                    service.bus.serve(subject, partial(answer, env), at_once=_REQUESTS_AT_ONCE)
+                )
                 subject = subjects.take_up(service.run, env)
                 await served.enter_async_context(service.bus.serve(subject, partial(answer_take_up, env)))
             if term.has_predecessor:  # from now on producers can renew their leases
@@ -113,6 +129,47 @@ async def run_governor(service: Service, settings: GovernorSettings) -> None:
             service.mark_ok()
             await service.draining.wait()
         tasks.cancel_scope.cancel()
+
+
+class _WaitingRequests:
+    """Requests for leases that are refused, and answered only once there is room or their time is up.
+
+    A producer that waits so need not ask again and again, and hears of room at once.
+    """
+
+    def __init__(self, governor: Governor, look_s: float, publish_status: Callable[[], Awaitable[None]]) -> None:
+        """`look_s`: after so many seconds they are answered again without a change, as time alone may bring room."""
+        self._governor = governor
+        self._look_s = look_s
+        self._publish_status = publish_status
+        self._count: Counter[str] = Counter()
+        self._changed = anyio.Event()
+        governor.on_change = self._note_change
+
+    def _note_change(self) -> None:
+        if self._count.total():
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def wait(self, request: LeaseRequest, refusal: LeaseReply) -> LeaseReply:
+        """Return the answer once it is no refusal, or `request.wait_s` later; `refusal` where waiting is of no use."""
+        reply, until_s = refusal, time.monotonic() + min(request.wait_s, _MAX_WAIT_S)
+        if request.wait_s == 0 or self._count[request.env] >= _MAX_WAITING:
+            return refusal
+        self._count[request.env] += 1
+        try:
+            while not (reply.granted or reply.never or reply.closed) and (left_s := until_s - time.monotonic()) > 0:
+                with anyio.move_on_after(min(left_s, self._look_s)):
+                    await self._changed.wait()
+                    await anyio.sleep(_GATHER_S)
+                was_blocked = self._governor.blocked
+                reply = self._governor.reconsider(request, time.monotonic())
+                if self._governor.blocked and not was_blocked:
+                    await self._publish_status()
+        finally:
+            self._count[request.env] -= 1
+        can_wait_on = not (reply.granted or reply.never or reply.closed)
+        return reply.replace(retry_s=_SOON_S) if can_wait_on else reply
 
 
 async def _check_store(service: Service, folder: Path) -> None:

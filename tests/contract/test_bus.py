@@ -670,6 +670,28 @@ async def test_request_and_serve(bus: Bus) -> None:
         await bus.request(subject, b"abc", timeout_s=30)
 
 
+async def test_a_service_may_answer_several_requests_at_once(bus: Bus) -> None:
+    subject, released = subjects.lease("run", "words"), anyio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        if data == b"waits":
+            await released.wait()
+        return data
+
+    async def wait() -> None:
+        answers.append(await bus.request(subject, b"waits", timeout_s=30))
+
+    answers: list[bytes] = []
+    async with bus.serve(subject, answer, at_once=3), anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(wait)
+        for _ in range(3):
+            assert await bus.request(subject, b"quick", timeout_s=30) == b"quick"
+        assert not answers
+        released.set()
+    assert answers == [b"waits"] * 2
+
+
 async def test_a_service_that_fails_ends_its_context(bus: Bus) -> None:
     async def answer(data: bytes) -> bytes:
         raise ZeroDivisionError

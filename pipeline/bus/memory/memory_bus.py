@@ -398,9 +398,11 @@ class MemoryBus:
         self._check_open()
         return await self._talk.request(subject, data, timeout_s)
 
-    def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
+    def serve(
+        self, subject: str, handler: Callable[[bytes], Awaitable[bytes]], *, at_once: int = 1
+    ) -> AbstractAsyncContextManager[None]:
         self._check_open()
-        return self._talk.serve(subject, handler)
+        return self._talk.serve(subject, handler, at_once)
 
     async def broadcast(self, subject: str, data: bytes) -> None:
         self._check_open()

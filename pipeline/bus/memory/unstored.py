@@ -58,11 +58,14 @@ class UnstoredMessages:
         return question.answer
 
     @asynccontextmanager
-    async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+    async def serve(
+        self, subject: str, handler: Callable[[bytes], Awaitable[bytes]], at_once: int
+    ) -> AsyncIterator[None]:
         service = _MemoryService()
         async with background() as tasks:
             self._services.setdefault(subject, []).append(service)
-            tasks.start_soon(_answer, service, handler)
+            for _ in range(at_once):
+                tasks.start_soon(_answer, service, handler)
             try:
                 yield
             finally:
@@ -87,7 +90,8 @@ class UnstoredMessages:
 async def _answer(service: _MemoryService, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
     while True:
         while not service.questions:
-            service.arrived = anyio.Event()
+            if service.arrived.is_set():
+                service.arrived = anyio.Event()
             await service.arrived.wait()
         question = service.questions.popleft()
         try:

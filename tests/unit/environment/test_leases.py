@@ -7,6 +7,8 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import LeaseRequest
 
 
 async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):
@@ -55,6 +57,57 @@ async def test_the_next_governor_takes_over_what_a_producer_holds(lab):
                 assert await leases.acquire(5, 100) is not None  # granted once no other lease can be about
                 assert (second.vitals.metrics["flow/expired"], second.vitals.metrics["flow/late"]) == (0, 0)
             tasks.cancel_scope.cancel()
+
+
+async def test_a_request_that_finds_no_room_waits_at_the_governor_and_is_granted_once_there_is_some(lab, monkeypatch):
+    """One group fills the capacity. Of five that wait, one request is under way, and it is seldom repeated."""
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="gateway")},
+        batching=BatchingConfig(batch_size=8, max_staleness=0),
+        flow=FlowConfig(lease_s=60.0, retry_s=0.05),
+    )
+    requests, under_way, most, granted = [], 0, 0, []
+    async with (
+        lab.running(lambda service: run_governor(service, config), "governor") as governor,
+        lab.running(lambda service: service.draining.wait(), "environment") as service,
+    ):
+        leases = ProducerLeases(service, "p", "sums")
+        send = service.bus.request
+
+        async def request(subject, data, **options):
+            nonlocal under_way, most
+            asked = decode(LeaseRequest, data)
+            requests.append(asked.op)
+            waits = asked.op == "acquire"
+            under_way, most = under_way + waits, max(most, under_way + waits)
+            try:
+                return await send(subject, data, **options)
+            finally:
+                under_way -= waits
+
+        monkeypatch.setattr(service.bus, "request", request)
+
+        async def take_turn():
+            lease = await leases.acquire(8, 100)
+            granted.append(lease)
+            await leases.release(lease)
+
+        first = await leases.acquire(8, 100)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(take_turn)
+            # one request is looked at again and again, where each look took a request of its own
+            await lab.until(lambda: _refused(governor, 2 * requests.count("acquire") + 2))
+            assert not granted
+            await leases.release(first)
+    assert len(set(granted)) == 5
+    assert most == 1
+    assert requests.count("release") == 6
+
+
+async def _refused(governor, times):
+    return governor.vitals.metrics.get("flow/refused", 0) >= times
 
 
 async def _holds(governor, sequences):

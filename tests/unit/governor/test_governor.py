@@ -789,3 +789,20 @@ def test_a_reply_says_whether_other_environments_request_leases_too() -> None:
     assert it.answer_request(acquire("b"), 1.0).contended
     assert it.answer_request(acquire("a"), 2.0).contended
     assert not it.answer_request(acquire("a"), 2.0 + FLOW.lease_s).contended, "the other one is silent"
+
+
+def test_a_request_that_waits_is_granted_after_a_change_and_says_nothing_of_contact():
+    it, changes = governor(batching=BatchingConfig(batch_size=8, max_staleness=0)), []
+    it.on_change = lambda: changes.append(None)
+    it.record_contact(0.0)
+    held = it.answer_request(acquire(sequences=8), 0.0)
+    assert not it.answer_request(acquire(sequences=8), 0.0).granted
+    changes.clear()
+    for second in range(1, 30):  # nothing else is heard: the holder could not renew
+        assert not it.reconsider(acquire(sequences=8), float(second)).granted
+    it.record_contact(30.0)
+    it.mark_seen_until(31.0)
+    assert it.leased == 8
+    it.answer_request(LeaseRequest(op="release", producer="p", env="a", lease=held.lease), 31.0)
+    assert changes
+    assert it.reconsider(acquire(sequences=8), 31.0).granted
