@@ -69,9 +69,10 @@ chaos: $(VENV)/.dev
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/chaos/caught.py $(ARGS)
 
-# A machine without Atropos' library (make atropos) or where TransferQueue does not install measures the rest.
+# Without Atropos' library (make atropos), or where TransferQueue does not install, it measures the rest. A look at the
+# pipeline alone (--quick, --against, --only) needs neither.
 bench: $(VENV)/.dev
-	@$(MAKE) --no-print-directory $(VENV)-transferqueue/.transferqueue || true
+	@$(if $(filter --quick --against --only,$(ARGS)),true,$(MAKE) --no-print-directory $(VENV)-transferqueue/.transferqueue || true)
 	PYTHONPATH=tests/benchmarks $(BIN)/python -m speed.run --atropos-python $(abspath $(VENV)-atropos/bin/python) \
 	  --transferqueue-python $(abspath $(VENV)-transferqueue/bin/python) $(ARGS)
 

@@ -38,11 +38,11 @@ rollouts_bytes = 21474836480
 batch_size = {batch}
 max_staleness = {staleness}
 [[scoring.raters]]
-rater = "replay:characters"
+rater = "speed.raters:length"
 [[scoring.raters]]
-rater = "replay:stopped"
+rater = "speed.raters:stopped"
 [[scoring.raters]]
-rater = "replay:tokens"
+rater = "speed.raters:tail"
 """
 _ENVIRONMENT = """
 [environments.{name}]

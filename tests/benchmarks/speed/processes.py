@@ -1,6 +1,7 @@
-"""Processes of a benchmark: started, read from /proc, and ended by their ids."""
+"""Processes of a benchmark: started, read from /proc, and ended by their ids, or with the benchmark."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,11 +67,14 @@ class Processes:
         self, name: str, arguments: list[str], *, python: str = sys.executable, stdin: int | None = None,
         stdout: int | None = None,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
+        from lachesis.pipeline.bus.embedded import die_with_parent  # which the Python of TransferQueue has not
+
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [python, *arguments], cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=log if stdout is None else stdout, stderr=log,
+                preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509 - it takes no lock
             )  # fmt: skip
         return self.running[name]
 
