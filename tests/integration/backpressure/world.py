@@ -184,8 +184,16 @@ class Granted:
                 notes.now = self
 
             def answer_request(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+                return self._noted(super().answer_request, request, now_s)
+
+            def reconsider(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+                return self._noted(super().reconsider, request, now_s)
+
+            def _noted(
+                self, answer: Callable[[LeaseRequest, float], LeaseReply], request: LeaseRequest, now_s: float
+            ) -> LeaseReply:
                 held = self._shares._held[request.env]
-                reply = super().answer_request(request, now_s)
+                reply = answer(request, now_s)
                 notes.granted += request.op == "acquire" and reply.granted
                 notes.worst = max(notes.worst, self.outstanding)
                 notes.answers.append(Answer(now_s, request, reply, held, self.capacity - self.outstanding))
