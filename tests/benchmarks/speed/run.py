@@ -170,6 +170,7 @@ def machine() -> str:
 
 async def main(options: argparse.Namespace) -> None:
     left_out: list[str] = []
+    commit = commit_of(TREE)
     first, before = snapshot({}), list[Figure]()
     own = os.times()
     if options.against:
@@ -184,7 +185,7 @@ async def main(options: argparse.Namespace) -> None:
     used_s = sum(ended[:4]) - sum(own[:4])  # children that have ended are all that were started
     last = msgspec.structs.replace(snapshot({}), cpu_s={"all": used_s})
     result = Recorded(
-        commit=commit_of(TREE),
+        commit=commit,
         when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         machine=machine(),
         versions={"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES},
