@@ -21,13 +21,14 @@ from lachesis.pipeline.governor.settings import GovernorSettings
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.settings import EnvHealthSettings, HealthSettings
 from lachesis.pipeline.inference.policy_context import context_of_server
+from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.pipeline.ledger.audit import LedgerRules
 from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.retention.settings import HistorySettings, ReaderSettings, RecoverySettings
 from lachesis.pipeline.scorer.settings import EnvScoringSettings, ScorerSettings
-from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings, TokenizerSource
+from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings
 from lachesis.services.promotion import config_under_promotion
 
 __all__ = [
@@ -131,6 +132,7 @@ def environment_settings(config: RunConfig, name: str) -> EnvironmentSettings:
         seed=config.seed,
         folder=config.path,
         policy=role_access(config, "policy"),
+        tokenizer=TokenizerSource(config.tokenizer_of("policy"), config.chat_template_of("policy")),
         policy_says=policy.spec.says if policy.url is None else None,
         draws_by_epoch=config.curriculum.strategy == "epoch",
         reads=config.trainer_reads,

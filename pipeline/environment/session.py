@@ -21,7 +21,7 @@ from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
-from lachesis.pipeline.environment.template import render_turn
+from lachesis.pipeline.environment.template import TurnRenderer
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
@@ -178,6 +178,7 @@ class Session(SequenceDraft):
         self._sampling = sampling
         self._opening = opening
         self._first: list[Message] = []
+        self._turns = TurnRenderer()
         self._answered = 0
         self._calls = calls
 
@@ -310,6 +311,7 @@ class Session(SequenceDraft):
         self.copied_to(branch)
         branch.messages, branch.replies, branch.state = list(self.messages), list(self.replies), state
         branch._shared, branch._place, branch.inherited_turns = shared, place, len(self.replies)
+        branch._turns = self._turns
         branch.newest_call, branch._first, branch._answered = self.newest_call, self._first, self._answered
         shared.forks += 1
         self._forks.append(branch)
@@ -492,7 +494,7 @@ class Session(SequenceDraft):
             check_prompt(new, requests, sampling)
         else:
             added = self.messages[self._answered :]
-            new = await render_turn(requests.tokenize, self._first, added, self.tokens[-1])
+            new = await self._turns.render(requests.tokenize, self._first, added, self.tokens[-1])
         prompt_ids = [*self.tokens, *new]
         room = requests.room(len(prompt_ids), sampling)
         if room is not None and room < 1:

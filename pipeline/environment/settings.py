@@ -7,6 +7,7 @@ from pathlib import Path
 from lachesis.pipeline.common.trainability import TrainerReads
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.inference.directory import RoleAccess
+from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.pipeline.tasks.held_out import HeldOutRule
 
 __all__ = ["EnvironmentSettings"]
@@ -27,6 +28,8 @@ class EnvironmentSettings:
     folder: Path
     policy: RoleAccess
     policy_says: str | None
+    tokenizer: TokenizerSource | None = None
+    """Where the tokenizer of the policy's servers lies; None: the servers render all conversations."""
     draws_by_epoch: bool = False
     """Whether each task is drawn once an epoch, instead of by the curriculum's weights."""
     reads: TrainerReads | None = None

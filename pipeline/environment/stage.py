@@ -56,7 +56,9 @@ from lachesis.pipeline.errors import (
 )
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.held_tokenizer import hold_tokenizer
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.pipeline.tasks.item_keys import Keys
@@ -157,6 +159,7 @@ async def run_environment(
             single=single,
             reads=settings.reads,
             temperature=settings.temperature,
+            tokenizer=settings.tokenizer,
         )
         if settings.policy_says is not None and single is None:
             producer.guard.model = "policy"
@@ -200,6 +203,7 @@ class _Producer:
         single: SingleGroup | None = None,
         reads: TrainerReads | None = None,
         temperature: float | None = None,
+        tokenizer: TokenizerSource | None = None,
     ) -> None:
         self.service = service
         self.name = name
@@ -209,6 +213,7 @@ class _Producer:
         self.settings = settings
         self.reads = reads
         self.temperature = temperature
+        self.tokenizer = tokenizer
         self.inference = directory
         self.guard = directory.guard
         self.guard.report = self._report_server
@@ -291,6 +296,10 @@ class _Producer:
         async for attempt in self.service.retrying("probe the policy's server"):
             with attempt:
                 capabilities = await (await self.inference.current()).probe(self.sampling)
+                if self.left is not None and self.tokenizer is not None:  # several turns, each rendered twice
+                    reason = await hold_tokenizer(self.inference, capabilities, self.tokenizer)
+                    if reason is not None:
+                        log.info("environment %s: the server renders its conversations: %s", self.name, reason)
         self.collect = msgspec.structs.replace(
             self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
         )

@@ -15,6 +15,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_args
 
@@ -53,6 +54,7 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
+from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
@@ -184,6 +186,8 @@ class InferenceClient:
         self.guard: IdentityGuard | None = None
         self.answered = AnsweredRequests()
         """What the run's servers have answered; a directory shares one between their clients."""
+        self.texts: TextTokenizer | None = None
+        """The server's tokenizer, held in this process (`hold_tokenizer`); None: the server tokenizes."""
         self._requested = requested
         self._proxy = describe_proxy(config.url)
 
@@ -278,13 +282,17 @@ class InferenceClient:
             chat_template_kwargs=dict(chat_template_kwargs) if chat_template_kwargs else None,
             tools=list(tools) if tools else None,
         )
+        if self.texts is not None:
+            with suppress(DataError):  # what does not fit the template is left to the server to refuse
+                return await self.texts.tokens(request)
         tokens = (await self._post("/tokenize", request, TokenizeResponse)).tokens
         self._check_ids("/tokenize", tokens)
         return tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
-        return await self._text_of([int(token) for token in token_ids])
+        ids = [int(token) for token in token_ids]
+        return await self._text_of(ids) if self.texts is None else self.texts.text(ids)
 
     async def _text_of(self, ids: list[int], http: httpx.AsyncClient | None = None) -> str:
         return (await self._post("/detokenize", {"tokens": ids}, DetokenizeResponse, http=http)).prompt

@@ -28,6 +28,7 @@ from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
+from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError
@@ -143,6 +144,7 @@ class InferenceDirectory:
         """Compares the servers of its clients with the run's identity, once that is known."""
         self.times = CallTimes()
         self.answered = AnsweredRequests()
+        self._texts: TextTokenizer | None = None
         self._timeout_s = timeout_s
         self._requested = requested
         self._clients = AsyncExitStack()
@@ -167,6 +169,14 @@ class InferenceDirectory:
             await self._changed.wait()
         return self._client
 
+    def hold(self, texts: TextTokenizer) -> None:
+        """Let the clients tokenize in this process from now on, by the tokenizer of the servers; see
+        `hold_tokenizer`.
+        """
+        self._texts = texts
+        if self._client is not None:
+            self._client.texts = texts
+
     async def follow(self, bus: Bus, run: str, role: str, token: str | None = None) -> None:
         """Keep `current` true to the register; its clients bear `token`. Runs until cancelled."""
         async with bus.watch(keys.inference(role)) as entries:
@@ -188,6 +198,7 @@ class InferenceDirectory:
         config = ClientConfig(url=url, timeout=self._timeout_s)
         client = InferenceClient(config, token=token, requested=self._requested)
         client.guard, client.times, client.answered = self.guard, self.times, self.answered
+        client.texts = self._texts
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.inference.directory import RoleAccess
 
-__all__ = ["ServerSettings"]
+__all__ = ["ServerSettings", "TokenizerSource"]
+
+
+class TokenizerSource(NamedTuple):
+    """`name`: folder or id that a tokenizer is loaded from, None: not set. `chat_template`: its own by default."""
+
+    name: str | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

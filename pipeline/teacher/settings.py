@@ -5,16 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lachesis.pipeline.inference.directory import RoleAccess
+from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.pipeline.teacher.config import TeacherConfig
 
-__all__ = ["TeacherServer", "TeacherSettings", "TokenizerSource"]
-
-
-class TokenizerSource(NamedTuple):
-    """`name`: folder or id that a tokenizer is loaded from, None: not set. `chat_template`: its own by default."""
-
-    name: str | None = None
-    chat_template: str | None = None
+__all__ = ["TeacherServer", "TeacherSettings"]
 
 
 class TeacherServer(NamedTuple):

@@ -206,7 +206,7 @@ class AgentSession:
             samples=samples,
             prompt_tokens=len(prompt),
         )
-        return self.tree.record(request, followed, new_tokens, sampled, answer, digest=digest, places=places)
+        return self.tree.record(followed, new_tokens, sampled, answer, digest=digest, places=places)
 
     def _stored(self, digest: str, parent: int | None, n: int) -> list[SessionCall]:
         """Return the calls by which a request of the same place was answered before a kill; none: it was not."""

@@ -7,13 +7,14 @@ answer adds what the template puts after it. Tools are named by the template, or
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
 
 from lachesis.pipeline.environment.inference import InferenceRequests
-from lachesis.pipeline.environment.template import render_turn
-from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer
+from lachesis.pipeline.environment.template import TurnRenderer
+from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer, RecordedCall
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message
@@ -30,6 +31,8 @@ class PromptRenderer:
 
     def __init__(self) -> None:
         self._reads_tools: bool | None = None
+        self._turns = WeakKeyDictionary[CallTree, dict[int, TurnRenderer]]()
+        """Of each session, by the call that a conversation begins with, how what follows its answers is rendered."""
         self._lock = anyio.Lock()
 
     async def new_tokens(
@@ -47,7 +50,8 @@ class PromptRenderer:
             return await tokenize(_with_system(before, new))
         path = tree.path(followed.parent)
         opening = _with_system(before, [message.as_message() for message in path[0].new_messages])
-        return await following_tokens(tokenize, opening, path[-1].message.as_message(), new, path[-1].sampled.token_ids)
+        turns = self._turns.setdefault(tree, {}).setdefault(path[0].index, TurnRenderer())
+        return await following_tokens(tokenize, turns, opening, path[-1], new)
 
     async def _template_reads(self, requests: InferenceRequests, tools: Sequence[dict[str, Any]]) -> bool:
         async with self._lock:
@@ -61,22 +65,24 @@ class PromptRenderer:
 
 
 async def following_tokens(
-    tokenize: Tokenize, opening: Sequence[Message], answer: Message, new: Sequence[Message], sampled: Sequence[int]
+    tokenize: Tokenize, turns: TurnRenderer, opening: Sequence[Message], answered: RecordedCall, new: Sequence[Message]
 ) -> list[int]:
-    """Return the tokens that follow the `sampled` ones of an answer and lead to the next one.
+    """Return the tokens that follow the sampled ones of the call `answered` and lead to the next answer.
 
-    `opening`: the messages that the conversation's first answer follows. Some templates refuse the result of a tool
-    after a message without its call: then they render the answer itself, and what follows its last token is taken.
+    `turns`: that of the conversation. `opening`: the messages that its first answer follows. Some templates refuse the
+    result of a tool after a message without its call: then they render the answer itself, and what follows its last
+    token is taken.
     """
+    answer, last = answered.message.as_message(), answered.sampled.token_ids[-1]
     try:
-        return await render_turn(tokenize, opening, new, sampled[-1])
+        return await turns.render(tokenize, opening, new, last)
     except DataError:
         if not answer.tool_calls:
             raise
-    answered = await tokenize([*opening, answer], add_generation_prompt=False)
+    before = await tokenize([*opening, answer], add_generation_prompt=False)
     whole = await tokenize([*opening, answer, *new])
-    end = len(answered) - answered[::-1].index(sampled[-1]) if sampled[-1] in answered else 0
-    if not end or whole[:end] != answered[:end]:
+    end = len(before) - before[::-1].index(last) if last in before else 0
+    if not end or whole[:end] != before[:end]:
         raise ConfigError(
             "the chat template renders an answer with calls of tools otherwise once messages follow it, so the tokens "
             "after it cannot be told; give the model a template that keeps what it has rendered"

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
-import anyio
 import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
@@ -26,7 +24,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
-from lachesis.pipeline.errors import PromptTooLongError
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -41,7 +38,6 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
 )
 from lachesis.pipeline.inference.sampling_mask import encode_mask
-from lachesis.pipeline.inference.serving.dialects import template_messages
 from lachesis.pipeline.inference.serving.engine import SamplingEngine
 from lachesis.pipeline.inference.serving.generate_backend import EngineBackend
 from lachesis.pipeline.inference.serving.generate_route import answer_generate
@@ -57,10 +53,9 @@ from lachesis.pipeline.inference.serving.replies import (
 )
 from lachesis.pipeline.inference.serving.requests import SampleResult
 from lachesis.pipeline.inference.serving.text import SampleTexts
-from lachesis.pipeline.model.chat_template import render_chat
+from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.runtime.http import BrowserGuard
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import text_length
 
 __all__ = ["SAMPLING_PATHS", "TEXT_PATHS", "ReadWeights", "ServedTokens", "serving_app"]
 
@@ -68,9 +63,6 @@ SAMPLING_PATHS = frozenset({"/inference/v1/generate", "/v1/chat/completions", "/
 """The routes that sample."""
 TEXT_PATHS = SAMPLING_PATHS - {"/inference/v1/generate"}
 """Those of them that others use than the run itself."""
-
-_READERS = 2
-"""Texts read at once, so that what that takes in memory is bounded."""
 
 
 ReadWeights = Callable[[str, str], Any]
@@ -106,7 +98,7 @@ def serving_app(
     """
     server = _Server(tokens, engine, model_name, read_weights)
     names = list(dict.fromkeys([model_name, *aliases]))
-    openai = OpenAiRoutes(engine, tokens.tokenizer, server.tokens, names, tokens.end_tokens)
+    openai = OpenAiRoutes(engine, tokens.tokenizer, server.texts.tokens, names, tokens.end_tokens)
     get: dict[str, Handler] = {
         "/health": server.health,
         "/v1/models": server.models,
@@ -160,8 +152,7 @@ class _Server:
         self._engine = engine
         self._model_name = model_name
         self._read_weights = read_weights
-        self._longest_token = max(map(len, served.tokenizer.get_vocab()))
-        self._reading = anyio.CapacityLimiter(_READERS)
+        self.texts = TextTokenizer(served.tokenizer, engine.max_model_len)
         self._updating = False
         self._staged: tuple[Any, str] | None = None
 
@@ -181,25 +172,8 @@ class _Server:
         return {"object": "list", "data": [model]}
 
     async def tokenize(self, request: Request) -> TokenizeResponse:
-        tokens = await self.tokens(await body_of(request, TokenizeRequest))
+        tokens = await self.texts.tokens(await body_of(request, TokenizeRequest))
         return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
-
-    async def tokens(self, body: TokenizeRequest) -> list[int]:
-        """Return the token ids of a text or of messages. Raises `DataError` where no context could hold it."""
-        longest = self._engine.max_model_len * self._longest_token
-        if (length := text_length([body.messages or body.prompt, body.tools, body.chat_template_kwargs])) > longest:
-            raise PromptTooLongError(
-                f"the text has {length} characters; a context of {self._engine.max_model_len} tokens holds {longest} "
-                "at most."
-            )
-        return await anyio.to_thread.run_sync(self._encode, body, limiter=self._reading)
-
-    def _encode(self, body: TokenizeRequest) -> list[int]:
-        tokenizer = self._served.tokenizer
-        if body.messages is not None:
-            return _chat_tokens(tokenizer, body)
-        tokens: list[int] = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        return tokens
 
     async def detokenize(self, request: Request) -> DetokenizeResponse:
         body = await body_of(request, DetokenizeRequest)
@@ -222,7 +196,9 @@ class _Server:
         )
 
     async def generate_text(self, request: Request) -> Any:
-        backend = EngineBackend(request, self._engine, self._served.tokenizer, self.tokens, self._served.end_tokens)
+        backend = EngineBackend(
+            request, self._engine, self._served.tokenizer, self.texts.tokens, self._served.end_tokens
+        )
         return await answer_generate(await body_of(request, dict[str, Any]), backend)
 
     def _choice(self, index: int, sample: SampleResult, body: GenerateRequest) -> Choice:
@@ -299,26 +275,3 @@ class _Server:
         await completed(self._engine.load_weights(weights, version))
         self._updating, self._staged = False, None
         return {"message": "Weight update finished"}
-
-
-def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
-    """Return the token ids of messages. Some templates want the arguments of tool calls as text, most as objects."""
-    messages = template_messages(body.messages or [])
-    try:
-        return _rendered(tokenizer, body, messages)
-    except DataError:
-        if any(message.get("tool_calls") for message in messages):
-            with suppress(DataError):
-                return _rendered(tokenizer, body, template_messages(messages, as_text=True))
-        raise
-
-
-def _rendered(tokenizer: Any, body: TokenizeRequest, messages: list[dict[str, Any]]) -> list[int]:
-    return render_chat(
-        tokenizer,
-        messages,
-        tools=body.tools,
-        parameters=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt,
-        add_special_tokens=bool(body.add_special_tokens),
-    )

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lachesis.pipeline.environment.inference import as_chat
-from lachesis.pipeline.environment.template import render_turn
+from lachesis.pipeline.environment.template import TurnRenderer, render_turn
 from lachesis.pipeline.model.tokenizer import ALPHABET, build_character_tokenizer
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
@@ -69,6 +69,39 @@ async def test_the_pieces_make_the_rendered_conversation(
     suffix = await render_turn(tokenize, opening, new, generated[-1])
     whole = await tokenize([*opening, Message(role="assistant", content=answer), *new])
     assert [*await tokenize(opening), *generated, *suffix] == whole
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=30, deadline=None)
+@given(question=TEXT, observations=st.lists(TEXT, min_size=2, max_size=3), role=st.sampled_from(["user", "tool"]))
+async def test_later_turns_are_rendered_once_and_as_if_each_were_the_first(
+    kind: str, question: str, observations: list[str], role: str
+) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    opening = [Message(role="user", content=question)]
+    last = tokenizer.eos_token_id
+    rendered: list[Sequence[Message]] = []
+
+    async def counted(messages: Sequence[Message]) -> list[int]:
+        rendered.append(messages)
+        return await through(tokenizer)(messages)
+
+    turns = TurnRenderer()
+    for observation in observations:
+        new = [Message(role=role, content=observation)]
+        assert await turns.render(counted, opening, new, last) == await render_turn(
+            through(tokenizer), opening, new, last
+        )
+    assert len(rendered) == len(observations) + 1
+
+
+async def test_a_template_that_renders_the_opening_by_what_follows_is_rendered_twice_again() -> None:
+    counting = byte_pair_tokenizer("{{ messages | length }} " + CHATML)
+    opening, turns = [Message(role="user", content="?")], TurnRenderer()
+    for count in (1, 2, 3):
+        new = [Message(role="user", content="lower")] * count
+        found = await turns.render(through(counting), opening, new, counting.eos_token_id)
+        assert found == await render_turn(through(counting), opening, new, counting.eos_token_id)
 
 
 async def test_text_tokenised_otherwise_than_the_tokenizer_would_stays_as_generated() -> None:

@@ -21,7 +21,7 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engines.reference.app import build_app
 from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.serving import app as module
+from lachesis.pipeline.inference.serving import text_tokenizer
 from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.logprobs import token_logprobs
@@ -654,7 +654,8 @@ async def test_the_server_answers_while_text_is_read(guarded, monkeypatch):
         go_on.wait(30)
         return [1]
 
-    monkeypatch.setattr(module, "_chat_tokens", slowly)
+    monkeypatch.setattr(text_tokenizer, "chat_tokens", slowly)
+    monkeypatch.setattr(text_tokenizer, "_SHORT_CHARS", 0)
     async with http_of(guarded) as http, anyio.create_task_group() as tasks:
         tasks.start_soon(partial(http.post, "/tokenize", json={"messages": HI}))
         await anyio.to_thread.run_sync(began.wait)

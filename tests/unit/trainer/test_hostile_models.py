@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.inference.protocol import TokenizeRequest
-from lachesis.pipeline.inference.serving.app import _chat_tokens
+from lachesis.pipeline.inference.serving.text_tokenizer import chat_tokens
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -74,5 +74,5 @@ def test_a_chat_template_cannot_do_harm(policy: PolicyModel, tmp_path: Path, tem
     policy.tokenizer.chat_template = template.replace("ran)", f"{str(ran)!r})")
     body = TokenizeRequest(messages=[{"role": "user", "content": "hello"}])
     with pytest.raises(DataError, match="chat template"):
-        _chat_tokens(policy.tokenizer, body)
+        chat_tokens(policy.tokenizer, body)
     assert not ran.exists()

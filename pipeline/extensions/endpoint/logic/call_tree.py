@@ -18,6 +18,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import (
     ModelAnswer,
     ModelRequest,
     conversation_keys,
+    next_key,
 )
 from lachesis.schemas.errors import DataError
 
@@ -68,10 +69,11 @@ class RecordedAnswer(msgspec.Struct, kw_only=True):
 
 
 class FollowedAnswer(NamedTuple):
-    """Where a conversation goes on. `parent` None: nowhere; `new` is what follows."""
+    """Where a conversation goes on. `parent` None: nowhere; `new` is what follows. `key`: that of all of it."""
 
     parent: int | None
     new: list[ChatMessage]
+    key: bytes
 
 
 class CallTree:
@@ -90,8 +92,8 @@ class CallTree:
         for known in range(len(keys) - 2, 0, -1):
             parent = self._by_conversation.get(keys[known])
             if parent is not None:
-                return FollowedAnswer(parent, request.messages[known:])
-        return FollowedAnswer(None, request.messages)
+                return FollowedAnswer(parent, request.messages[known:], keys[-1])
+        return FollowedAnswer(None, request.messages, keys[-1])
 
     def conversation(self, answer_id: str) -> list[ChatMessage] | None:
         """Return the messages up to an answer, and its own; None if there is no such answer."""
@@ -119,7 +121,6 @@ class CallTree:
 
     def record(
         self,
-        request: ModelRequest,
         followed: FollowedAnswer,
         new_tokens: Sequence[int],
         sampled: Sequence[SampledAnswer],
@@ -140,8 +141,7 @@ class CallTree:
                 sampled=sample,
                 message=given.message,
             )
-            keys = conversation_keys([*request.messages, given.message], request.tools)
-            self._by_conversation[keys[-1]] = call.index
+            self._by_conversation[next_key(followed.key, given.message)] = call.index
             self.calls.append(call)
             calls.append(call.index)
         if followed.parent is not None:

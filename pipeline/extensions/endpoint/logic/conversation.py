@@ -13,7 +13,15 @@ import msgspec
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import Message, ToolCall
 
-__all__ = ["AnswerSample", "ChatMessage", "ModelAnswer", "ModelRequest", "conversation_keys", "plain_arguments"]
+__all__ = [
+    "AnswerSample",
+    "ChatMessage",
+    "ModelAnswer",
+    "ModelRequest",
+    "conversation_keys",
+    "next_key",
+    "plain_arguments",
+]
 
 MAX_SAMPLES = 64
 """Answers of one request at most."""
@@ -130,8 +138,13 @@ def conversation_keys(messages: Sequence[ChatMessage], tools: Sequence[dict[str,
     """
     keys = [_digest(list(tools))]
     for message in messages:
-        keys.append(_digest([keys[-1], _plain(message)]))
+        keys.append(next_key(keys[-1], message))
     return keys
+
+
+def next_key(key: bytes, message: ChatMessage) -> bytes:
+    """Return the key of the beginning that a message makes of the one that has `key`."""
+    return _digest([key, _plain(message)])
 
 
 def plain_arguments(text: str) -> str:
