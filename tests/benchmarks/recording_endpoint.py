@@ -2,25 +2,31 @@
 
     python tests/benchmarks/recording_endpoint.py exact --sessions 1000
     python tests/benchmarks/recording_endpoint.py latency --sessions 32
+    python tests/benchmarks/recording_endpoint.py latency --sessions 32 --engine constant
 
 `exact` holds conversations over HTTP, all at once, over the chat templates of four families: streams, tools, rewritten
 histories, retries, sub-agents, compaction. Each session has an engine of the tests' own, which spells its answers in
 random pieces and remembers all that it has sampled; the recorded sequences are compared with that, token by token and
 logprob by logprob. `latency` runs `lachesis up` on a tiny random model, holds conversations with the endpoint, and the
-same ones with the run's inference server itself, in turn, and prints the latency of a call and the processor time.
+same ones with the run's inference server itself, in turn, and prints the latency of a call and the processor time. A
+tiny model uses up the processors of a small machine, whose queues are then what is measured: `--engine constant` puts a
+stand-in in the place of the inference server, which answers each request after the same time (`constant_engine.py`).
 """
 
 import argparse
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import httpx
@@ -40,8 +46,12 @@ from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSes
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
 TURNS = 6
-PAUSE_S = 0.3
+PAUSE_S = 0.05, 0.55
+"""Between two calls of a session, by chance: sessions in step would only measure how they queue."""
+ENGINE_S = 0.2
+"""Of each answer of the stand-in."""
 ATTEMPTS = 4
+ENVIRONMENT, ENGINE = "environment-words", "inference-policy"
 CONFIG = """
 run = "bench"
 model = "model"
@@ -61,6 +71,10 @@ port = {port}
 batch_size = 64
 [evaluate]
 held_out = 0
+"""
+STAND_IN = """
+[inference.policy]
+url = "http://127.0.0.1:{port}"
 """
 
 
@@ -157,10 +171,18 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def hold(http: httpx.AsyncClient, url: str, key: str | None, times: list[float]) -> None:
-    """Hold one conversation, and append the seconds of each of its calls."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+def _busy_s() -> tuple[float, float]:
+    """Return the seconds that the machine's processors were busy, and those there were."""
+    spent = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return float(sum(spent) - spent[3] - spent[4]), float(sum(spent))
+
+
+async def hold(http: httpx.AsyncClient, url: str, key: str, times: list[float]) -> None:
+    """Hold one conversation, and append the seconds of each of its calls. `key`: which the engine does not look at."""
+    headers = {"Authorization": f"Bearer {key}"}
     history: list[Any] = [{"role": "user", "content": "Say a letter."}]
+    chance = random.Random(key)
+    await anyio.sleep(chance.uniform(0, PAUSE_S[1]))
     for turn in range(TURNS):
         began_s = time.perf_counter()
         answer = await http.post(
@@ -171,16 +193,59 @@ async def hold(http: httpx.AsyncClient, url: str, key: str | None, times: list[f
         times.append(time.perf_counter() - began_s)
         answer.raise_for_status()
         history += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And {turn}?"}]
-        await anyio.sleep(PAUSE_S)  # what an agent does between its calls
+        await anyio.sleep(chance.uniform(*PAUSE_S))  # what an agent does between its calls
 
 
-async def latency(count: int, rounds: int, folder: Path) -> None:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def stand_in(folder: Path, port: int) -> Iterator[int]:
+    """Run the stand-in for an inference server while the context lasts; yields its process id."""
+    place = Path(__file__).with_name("constant_engine.py")
+    given = ["--folder", str(folder / "model"), "--port", str(port), "--seconds", str(ENGINE_S)]
+    engine = subprocess.Popen([sys.executable, str(place), *given], stdin=subprocess.DEVNULL)
+    try:
+        yield engine.pid
+    finally:
+        engine.terminate()
+        engine.wait()
+
+
+async def latency(count: int, rounds: int, folder: Path, engine: str) -> None:
     """Measure calls of `count` sessions side by side, by the endpoint and directly, in turn."""
     save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=2048), folder / "model")
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"prompt": f"Say {one}"}) + "\n" for one in range(64)))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (folder / "run.toml").write_text(CONFIG.format(port=port))
+    port, engine_port = free_port(), free_port()
+    is_constant = engine == "constant"
+    config = CONFIG.format(port=port) + (STAND_IN.format(port=engine_port) if is_constant else "")
+    (folder / "run.toml").write_text(config)
+    with stand_in(folder, engine_port) if is_constant else nullcontext() as pid:
+        engine_at = None if pid is None else StandIn(f"http://127.0.0.1:{engine_port}", pid)
+        await _run_and_measure(count, rounds, BenchRun(folder, port, engine_at))
+
+
+class StandIn(NamedTuple):
+    """Where the stand-in answers, and its process."""
+
+    url: str
+    pid: int
+
+
+class BenchRun(NamedTuple):
+    """The run in `folder`, whose endpoint has `port`. `engine` None: it starts its inference server itself."""
+
+    folder: Path
+    port: int
+    engine: StandIn | None
+
+
+async def _run_and_measure(count: int, rounds: int, bench: BenchRun) -> None:
+    folder = bench.folder
     run = folder / "runs" / "bench"
     with (folder / "up.log").open("ab") as log:
         command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
@@ -188,13 +253,14 @@ async def latency(count: int, rounds: int, folder: Path) -> None:
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        while not all((run / name).exists() for name in ("pids.json", "inference/policy.url")):
+        awaited = ["pids.json"] + ([] if bench.engine else ["inference/policy.url"])
+        while not all((run / name).exists() for name in awaited):
             if up.poll() is not None:
                 raise SystemExit((folder / "up.log").read_text())
             await anyio.sleep(0.1)
         limits = httpx.Limits(max_connections=4 * count, max_keepalive_connections=4 * count)
         async with httpx.AsyncClient(timeout=600, limits=limits) as http:
-            await _measure(http, count, rounds, port, folder)
+            await _measure(http, count, rounds, bench)
     finally:
         up.terminate()
         up.wait()
@@ -212,25 +278,32 @@ async def _started(http: httpx.AsyncClient, port: int, folder: Path) -> dict[str
         await anyio.sleep(0.2)
 
 
-async def _measure(http: httpx.AsyncClient, count: int, rounds: int, port: int, folder: Path) -> None:
+async def _measure(http: httpx.AsyncClient, count: int, rounds: int, bench: BenchRun) -> None:
+    folder, port, engine = bench
     run = folder / "runs" / "bench"
-    engine = (run / "inference" / "policy.url").read_text().strip()
     times: dict[str, list[float]] = {"endpoint": [], "engine": []}
     cpu: dict[str, float] = {}
     for number in range(rounds + 1):
         began = [await _started(http, port, folder) for _ in range(count)]
-        pids = json.loads((run / "pids.json").read_text())
+        pids = {name: int(pid) for name, pid in json.loads((run / "pids.json").read_text()).items()}
+        if engine is None:
+            address = (run / "inference" / "policy.url").read_text().strip()
+        else:
+            address, pids[ENGINE] = engine
         for kind in ("engine", "endpoint"):
-            before = {name: cpu_of(int(pids[name])) for name in ("environment-words", "inference-policy")}
+            before = {name: cpu_of(pids[name]) for name in (ENVIRONMENT, ENGINE)}
+            busy = _busy_s()
             found: list[float] = []
             async with anyio.create_task_group() as tasks:
                 for one in began:
-                    url, key = (engine, None) if kind == "engine" else (f"http://127.0.0.1:{port}", one["key"])
-                    tasks.start_soon(hold, http, url, key, found)
+                    url = address if kind == "engine" else f"http://127.0.0.1:{port}"
+                    tasks.start_soon(hold, http, url, str(one["key"]), found)
             if number:  # the first round warms up
                 times[kind] += found
                 for name, begun_s in before.items():
-                    cpu[f"{kind} {name}"] = cpu.get(f"{kind} {name}", 0.0) + cpu_of(int(pids[name])) - begun_s
+                    cpu[f"{kind} {name}"] = cpu.get(f"{kind} {name}", 0.0) + cpu_of(pids[name]) - begun_s
+                spent_s, all_s = (now - then for now, then in zip(_busy_s(), busy, strict=True))
+                print(f"round {number}, {kind}: the machine's processors were busy for {spent_s / all_s:.0%}")
         for place, one in enumerate(began):
             await http.post(f"{one['url']}/reward", json={"reward": float(place % 2)})
     shown = {}
@@ -238,8 +311,7 @@ async def _measure(http: httpx.AsyncClient, count: int, rounds: int, port: int, 
         cuts = quantiles(found, n=100)
         shown[kind] = cuts
         spent = ", ".join(
-            f"{cpu[f'{kind} {name}'] / len(found) * 1e3:.2f} ms of {name}"
-            for name in ("environment-words", "inference-policy")
+            f"{cpu[f'{kind} {name}'] / len(found) * 1e3:.2f} ms of {name}" for name in (ENVIRONMENT, ENGINE)
         )
         print(
             f"{kind}: {len(found)} calls, p50 {cuts[49] * 1e3:.1f} ms, p99 {cuts[98] * 1e3:.1f} ms; CPU a call: {spent}"
@@ -254,12 +326,13 @@ def main() -> None:
     parser.add_argument("what", choices=["exact", "latency"])
     parser.add_argument("--sessions", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine", choices=["reference", "constant"], default="reference")
     wanted = parser.parse_args()
     if wanted.what == "exact":
         anyio.run(exact, wanted.sessions or 1000)
         return
     with tempfile.TemporaryDirectory() as folder:
-        anyio.run(latency, wanted.sessions or 32, wanted.rounds, Path(folder))
+        anyio.run(latency, wanted.sessions or 32, wanted.rounds, Path(folder), wanted.engine)
 
 
 if __name__ == "__main__":

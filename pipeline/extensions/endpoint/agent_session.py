@@ -68,6 +68,9 @@ class AgentSession:
         self._calls = session.calls
         self._left_over = [] if session.calls is None else list(session.calls.recorded)
         """Calls of the session before a kill that were not requested again yet."""
+        self.is_resumed = bool(self._left_over)
+        """Whether it had calls before a kill: the agent that made them may still be there."""
+        self._retracing = anyio.Lock()
         self._next_place = max((call.index + 1 for call in self._left_over), default=0)
 
     async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
@@ -92,7 +95,9 @@ class AgentSession:
         done = self._begun[digest] = anyio.Event()
         self.under_way += request.n
         try:
-            return await self._sample(self._whole(request), request)
+            whole = self._whole(request)
+            await self._retrace(whole)
+            return await self._sample(whole, request)
         except InfrastructureError as error:
             self.session.failure = error
             self.ended.set()
@@ -167,12 +172,36 @@ class AgentSession:
             return msgspec.structs.replace(request, messages=[*before, *request.messages[1:]])
         return msgspec.structs.replace(request, messages=[*before, *request.messages])
 
+    async def _retrace(self, request: ModelRequest) -> None:
+        """Put the recorded calls that led to a request into the tree.
+
+        An agent that has outlived a kill goes on in the middle: it does not repeat what it had requested before. Each
+        answer in its history is that to a request for what stands before it, with the same tools and parameters.
+        """
+        if not self._left_over:
+            return
+        async with self._retracing:
+            messages = request.messages
+            known = len(messages) - len(self.tree.followed(request).new)
+            for place in range(max(known, 1), len(messages)):
+                if messages[place].role == "assistant":
+                    earlier = msgspec.structs.replace(request, messages=messages[:place], follows=None)
+                    parent = self.tree.followed(earlier).parent
+                    before = None if parent is None else self.tree.calls[parent].place
+                    if self._stored(earlier.digest, before, earlier.n):
+                        found = await self._sample(earlier, earlier)
+                        found.is_delivered = True  # its agent has just sent it back
+
     async def _sample(self, request: ModelRequest, asked: ModelRequest) -> RecordedAnswer:
         followed, digest = self.tree.followed(request), asked.digest
         parent = None if followed.parent is None else self.tree.calls[followed.parent]
         known = [] if parent is None else self.tree.tokens(parent.index)
         stored = self._stored(digest, None if parent is None else parent.place, request.n)
         if stored:
+            for call in stored:
+                self._left_over.remove(call)
+                if self._calls is not None:
+                    self._calls.count_resumed(call)
             experts = None if parent is None else parent.sampled.routed_experts
             found = [recorded_turn(call, experts) for call in stored]
             new_tokens, turns, places = found[0][0], [turn for _, turn in found], [call.index for call in stored]
@@ -211,13 +240,7 @@ class AgentSession:
     def _stored(self, digest: str, parent: int | None, n: int) -> list[SessionCall]:
         """Return the calls by which a request of the same place was answered before a kill; none: it was not."""
         found = [call for call in self._left_over if call.digest == bytes.fromhex(digest) and call.parent == parent][:n]
-        if len(found) < n:
-            return []
-        for call in found:
-            self._left_over.remove(call)
-            if self._calls is not None:
-                self._calls.count_resumed(call)
-        return found
+        return [] if len(found) < n else found
 
     async def _generated(
         self,

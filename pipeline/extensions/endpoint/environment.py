@@ -28,6 +28,7 @@ from lachesis.pipeline.environment.rollout import ENVIRONMENT_REWARD
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, Trained
+from lachesis.pipeline.extensions.endpoint.peers import check_peers
 from lachesis.pipeline.extensions.endpoint.program import ProgramEnd, program_environment, run_program
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
@@ -61,8 +62,9 @@ class Agent(Environment):
     `token_file` also across a kill. `trained`: "all" sequences of a sample, those of sub-agents and of histories that
     were rewritten, too, or the "longest" alone. `max_calls`: calls of the model in one session. `output_bytes`: what
     a program may write. `evaluation_port`: `port` of the evaluator, which serves held-out tasks from a process of its
-    own; 0: a free one. `variables`: further ones of its process. `hold_s`: seconds for which a request for a session
-    waits.
+    own; 0: a free one. `peers`: addresses of the endpoints of the environment's other replicas, to which requests of
+    their sessions are passed on. `variables`: further ones of its process. `hold_s`: seconds for which a request for a
+    session waits.
 
     Raises `ConfigError` if these contradict one another.
     """
@@ -89,6 +91,7 @@ class Agent(Environment):
         port: int = 0,
         evaluation_port: int = 0,
         token_file: str | None = None,
+        peers: list[str] | None = None,
         hold_s: float = 60.0,
         success_threshold: float = 1.0,
     ) -> None:
@@ -129,6 +132,7 @@ class Agent(Environment):
         self._output_bytes = output_bytes
         self._variables = variables or {}
         self._host, self._port, self._token_file, self._hold_s = host, port, token_file, hold_s
+        self._peers = _checked_peers(peers or [], is_elsewhere=command is None)
         self._evaluation_port = evaluation_port
         self._server: EndpointServer | None = None
         self._secret: str | None = None
@@ -191,7 +195,7 @@ class Agent(Environment):
             yield
             return
         self._secret = None if self._token_file is None else shared_token(Path(self._token_file))
-        server = EndpointServer(self._host, self._port, token=self._secret, hold_s=self._hold_s)
+        server = EndpointServer(self._host, self._port, token=self._secret, hold_s=self._hold_s, peers=self._peers)
         try:
             async with self._tasks.running(), server.running():
                 self._server = server
@@ -278,9 +282,15 @@ class Agent(Environment):
         )
 
     async def _elsewhere(self, server: EndpointServer, live: LiveSession) -> None:
-        """Wait until an agent has taken the session and ended it, or its time is up."""
-        await server.offer(live)
+        """Wait until an agent has taken the session and ended it, or its time is up.
+
+        After a kill its agent, which has the key, may go on; another one may take it only after a while.
+        """
         with anyio.move_on_after(self._time_limit_s) as waiting:
+            if live.recorded.is_resumed:
+                with anyio.move_on_after(self._hold_s), self._waits(live.recorded, "the agents that they had before"):
+                    await live.taken.wait()
+            await server.offer(live)
             with self._waits(live.recorded, "an agent that takes them by POST /sessions"):
                 await live.taken.wait()
         if waiting.cancelled_caught:
@@ -315,6 +325,14 @@ class Agent(Environment):
             return
         late = f" and none came within {self._late_reward_s:g} s (late_reward_s)" if self._late_reward_s else ""
         raise EnvironmentCodeError(f"the agent reported no reward{late}; it {how}")
+
+
+def _checked_peers(peers: list[str], *, is_elsewhere: bool) -> list[str]:
+    """Return the addresses of other replicas' endpoints. Raises `ConfigError` for others, and where none are of use."""
+    if peers and not is_elsewhere:
+        raise ConfigError("agent: peers is for agents that run elsewhere: programs find the endpoint that starts them")
+    check_peers(peers)
+    return peers
 
 
 def _function_command(place: str, folder: Path, python: str) -> list[str]:

@@ -16,8 +16,8 @@ import hashlib
 import hmac
 import socket
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -42,6 +42,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelReques
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import Dialect, StreamEvent
 from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import openai_error
+from lachesis.pipeline.extensions.endpoint.peers import Peers, UnknownSessionError
 from lachesis.pipeline.inference.serving.replies import body_of
 from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
 from lachesis.schemas.errors import DataError, LachesisError
@@ -106,14 +107,17 @@ class EndpointServer:
     """The sessions of one process, and the server before them.
 
     `token`: what agents that run elsewhere send to start a session; None: none do. `hold_s`: seconds for which such a
-    request waits for a sample.
+    request waits for a sample. `peers`: addresses of the endpoints of other replicas; a request of a session that is
+    not here is passed on to them.
     """
 
-    def __init__(self, host: str, port: int, *, token: str | None, hold_s: float) -> None:
+    def __init__(self, host: str, port: int, *, token: str | None, hold_s: float, peers: Sequence[str] = ()) -> None:
         self._host = host
         self._port = port
         self._token = token
         self._hold_s = hold_s
+        self._peer_addresses = peers
+        self._peers: Peers | None = None
         self._live: dict[str, LiveSession] = {}
         self._settled: OrderedDict[str, _SessionReport] = OrderedDict()
         self._open: deque[LiveSession] = deque()
@@ -128,7 +132,9 @@ class EndpointServer:
         with socket.create_server((self._host, self._port), backlog=1024) as listener:
             self.url = f"http://{url_host(self._host)}:{listener.getsockname()[1]}"
             server = HttpServer.over(self.app(), grace_s=1)
-            async with background() as tasks:
+            async with AsyncExitStack() as stack, background() as tasks:
+                if self._peer_addresses:
+                    self._peers = await stack.enter_async_context(Peers.connected(self._peer_addresses))
                 self._tasks = tasks
                 tasks.start_soon(server.serve_until_cancelled, [listener])
                 try:
@@ -149,11 +155,12 @@ class EndpointServer:
                 if len(self._settled) > _MAX_SETTLED:
                     self._settled.popitem(last=False)
             live.recorded.ended.set()
-            if live in self._open:
-                self._open.remove(live)
+            self._take(live)
 
     async def offer(self, live: LiveSession) -> None:
-        """Let an agent that runs elsewhere take a session."""
+        """Let an agent that runs elsewhere take a session, unless one uses it already."""
+        if live.taken.is_set():
+            return
         async with self._opened:
             self._open.append(live)
             self._opened.notify()
@@ -179,25 +186,49 @@ class EndpointServer:
     def _answering(
         self, handler: Callable[[Request], Awaitable[Any]], error: Callable[..., dict[str, Any]]
     ) -> Callable[[Request], Awaitable[Response]]:
+        def refused(raised: LachesisError) -> Response:
+            status, code = _status(raised)
+            headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 503 else {}
+            return _json(error(status, str(raised), code), status, headers)
+
+        async def elsewhere(request: Request, unknown: UnknownSessionError) -> Response:
+            if self._peers is None:
+                return refused(unknown)
+            try:
+                return await self._peers.answer(request, unknown)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except LachesisError as raised:
+                return refused(raised)
+
         async def endpoint(request: Request) -> Response:
             try:
                 value = await handler(request)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except UnknownSessionError as unknown:
+                return await elsewhere(request, unknown)
             except LachesisError as raised:
-                status, code = _status(raised)
-                headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 503 else {}
-                return _json(error(status, str(raised), code), status, headers)
+                return refused(raised)
             return value if isinstance(value, Response) else _json(value)
 
         return endpoint
 
     def _session(self, request: Request) -> LiveSession:
-        """Return the session whose key a request has. Raises `AccessError`."""
+        """Return the session whose key a request has: an agent has taken it. Raises `UnknownSessionError`."""
         live = self._live.get(_key(request))
         if live is None:
-            raise AccessError("no session has this key: it may have ended, or not be taken up yet after a restart")
+            raise UnknownSessionError(
+                "no session has this key: it may have ended, or not be taken up yet after a restart"
+            )
+        self._take(live)
         return live
+
+    def _take(self, live: LiveSession) -> None:
+        """Let no other agent take a session."""
+        live.taken.set()
+        if live in self._open:
+            self._open.remove(live)
 
     async def _answer(self, dialect: Dialect, request: Request) -> Any:
         live = self._session(request)
@@ -264,8 +295,8 @@ class EndpointServer:
                     await self._opened.wait()
                 if await request.is_disconnected():
                     raise ClientDisconnect
-                live = self._open.popleft()
-            live.taken.set()
+                live = self._open[0]
+                self._take(live)
             url = f"{self.url}/s/{live.key}"
             return {
                 "url": url,

@@ -29,7 +29,7 @@ from lachesis.pipeline.inference.serving.sampling_notice import ASKED
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import from_json
 
-__all__ = ["AccessGuard", "Handler", "answer", "body_of", "completed", "forbidden", "generated"]
+__all__ = ["AccessGuard", "Handler", "answer", "body_of", "completed", "forbidden", "generated", "read_body"]
 
 RETRY_AFTER_SECONDS = 1
 BODY_S = 60.0
@@ -89,7 +89,12 @@ def forbidden(why: str) -> Response:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """Return the request's JSON as a `kind`; an empty body counts as an empty object. Raises `DataError`.
+    """Return the request's JSON as a `kind`; an empty body counts as an empty object. Raises `DataError`."""
+    return from_json(f"{kind.__name__.lstrip('_')}", kind, await read_body(request) or b"{}")
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the request's body. Raises `DataError` if it does not arrive in time.
 
     A body is refused as soon as it is longer than any sensible request, so its memory is bounded.
     """
@@ -101,7 +106,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
                 raise DataError(f"the body has more than {MAX_BODY_BYTES} bytes.")
     if within.cancelled_caught:
         raise DataError(f"the body did not arrive within {BODY_S:g} s.")
-    return from_json(f"{kind.__name__.lstrip('_')}", kind, bytes(data) or b"{}")
+    return bytes(data)
 
 
 async def generated(

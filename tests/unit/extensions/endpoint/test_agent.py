@@ -444,6 +444,144 @@ async def test_an_agent_elsewhere_says_that_it_has_ended_and_its_reward_comes_la
     assert drafts[0].rewards == [{"environment": 1.0}]
 
 
+class LivingAgent:
+    """An agent that runs elsewhere, and lives on while endpoints are killed."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self.key: dict[str, str] = {}
+        self.history: list[Any] = [{"role": "user", "content": "What is 2*3+1?"}]
+
+    async def start(self, url: str, token_file: Path) -> None:
+        bearer = {"Authorization": f"Bearer {await anyio.Path(token_file).read_text()}".strip()}
+        started = await self.http.post(f"{url}/sessions", headers=bearer)
+        assert started.status_code == 200, started.text
+        self.key = {"Authorization": f"Bearer {started.json()['key']}"}
+
+    async def ask(self, url: str, **headers: str) -> httpx.Response:
+        body = {"model": "policy", "messages": self.history}
+        return await self.http.post(f"{url}/v1/chat/completions", json=body, headers={**self.key, **headers})
+
+    async def say(self, url: str, text: str, **headers: str) -> str:
+        """Say something more, and return the answer to it."""
+        self.history.append({"role": "user", "content": text})
+        answer = await self.ask(url, **headers)
+        assert answer.status_code == 200, answer.text
+        self.history.append(answer.json()["choices"][0]["message"])
+        found: str = self.history[-1]["content"]
+        return found
+
+    async def ask_again(self, url: str) -> str:
+        """Return the answer to what was said last, as an SDK requests it again."""
+        answer = await self.ask(url, **{"x-stainless-retry-count": "1"})
+        assert answer.status_code == 200, answer.text
+        self.history.append(answer.json()["choices"][0]["message"])
+        found: str = self.history[-1]["content"]
+        return found
+
+    async def report(self, url: str, reward: float) -> int:
+        return (await self.http.post(f"{url}/reward", json={"reward": reward}, headers=self.key)).status_code
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+async def test_an_agent_that_outlives_its_endpoint_goes_on_in_its_session_which_no_other_agent_gets(
+    tasks: str, tmp_path: Path
+) -> None:
+    """The endpoint is killed after two calls; its successor has the session from the log, and waits for the agent."""
+    token_file, log, made, port = tmp_path / "token", LogOfGroup(), list[str](), free_port()
+    url, drafts = f"http://127.0.0.1:{port}", list[Any]()
+
+    def numbered(prompt: str, call: int) -> str:
+        made.append(prompt)
+        return f"answer {len(made)}"
+
+    def life() -> Any:
+        return agent(tasks, reward="program", token_file=str(token_file), port=port, hold_s=20.0)
+
+    async def collect_one(env: Any) -> None:
+        calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+        drafts.append(await collect_group(env, env.task(0), FakeInference(numbered), 1, SAMPLING, calls=calls))
+
+    async with httpx.AsyncClient(timeout=60) as http:
+        mine, env = LivingAgent(http), life()
+        async with env.running(), anyio.create_task_group() as group:
+            group.start_soon(collect_one, env)
+            await mine.start(url, token_file)
+            assert [await mine.say(url, "begin"), await mine.say(url, "more")] == ["answer 1", "answer 2"]
+            group.cancel_scope.cancel()
+    async with httpx.AsyncClient(timeout=60) as http:
+        mine.http, env = http, life()
+        async with env.running(), anyio.create_task_group() as group:
+            group.start_soon(collect_one, env)
+            while not env._server._live:
+                await anyio.lowlevel.checkpoint()
+            assert not env._server._open, "its agent may still be there"
+            mine.history.pop()  # its connection broke before the answer was there
+            assert await mine.ask_again(url) == "answer 2"
+            assert await mine.say(url, "and now?") == "answer 3"
+            assert await mine.report(url, 0.5) == 200
+    assert drafts[0].rewards == [{"environment": 0.5}]
+    assert len(made) == 3
+    (session,) = drafts[0].sessions
+    assert [len(session.sequences), session.notes["calls"]] == [1, {"all": 3, "trained": 3}]
+    assert learned(session) == "answer 1<end>answer 2<end>answer 3<end>"
+
+
+async def test_either_of_two_endpoints_answers_any_session_also_when_one_is_killed(tasks: str, tmp_path: Path) -> None:
+    """Two replicas in turn get the calls of one session; the one that holds it is killed, and the other takes it up."""
+    token_file, log, made, port = tmp_path / "token", LogOfGroup(), list[str](), (free_port(), free_port())
+    urls = [f"http://127.0.0.1:{one}" for one in port]
+
+    def numbered(prompt: str, call: int) -> str:
+        made.append(prompt)
+        return f"answer {len(made)}"
+
+    def replica(number: int) -> Any:
+        given = {"token_file": str(token_file), "port": port[number], "hold_s": 20.0, "peers": urls}
+        return agent(tasks, reward="program", **given)
+
+    def collecting(env: Any) -> Any:
+        calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+        return collect_group(env, env.task(0), FakeInference(numbered), 1, SAMPLING, calls=calls)
+
+    first, second, drafts = replica(0), replica(1), list[Any]()
+    async with httpx.AsyncClient(timeout=60) as http, second.running():
+        mine, stranger = LivingAgent(http), LivingAgent(http)
+        async with first.running(), anyio.create_task_group() as group:
+            group.start_soon(collecting, first)
+            await mine.start(urls[0], token_file)
+            assert [await mine.say(urls[at % 2], f"say {at}") for at in range(3)] == [
+                "answer 1",
+                "answer 2",
+                "answer 3",
+            ]
+            stranger.key = {"Authorization": "Bearer nobody"}
+            assert (await stranger.ask(urls[1])).status_code == 401
+            group.cancel_scope.cancel()
+        mine.history.pop()
+        lost = await mine.ask(urls[1], **{"x-stainless-retry-count": "1"})
+        assert (lost.status_code, lost.headers["retry-after"]) == (503, "2")
+        assert "is away; what it held is taken up by another replica" in lost.text
+
+        async def take_up() -> None:
+            drafts.append(await collecting(second))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(take_up)
+            while not second._server._live:
+                await anyio.lowlevel.checkpoint()
+            assert await mine.ask_again(urls[1]) == "answer 3"
+            assert await mine.say(urls[1], "and now?") == "answer 4"
+            assert await mine.report(urls[1], 1.0) == 200
+    assert drafts[0].rewards == [{"environment": 1.0}]
+    assert len(made) == 4
+
+
 async def test_the_evaluator_leaves_the_port_to_the_environments_process(tasks: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port, other = free.getsockname()[1], 0

@@ -1,0 +1,119 @@
+"""Passes requests of sessions that another replica of the environment holds on to that replica's endpoint.
+
+So agents may request any of the endpoints, behind one address say. Guarantees that a request is passed on once at most;
+that an agent which hangs up is gone for the endpoint that answers it, too; and that a session whose replica is away is
+told apart from one that nobody has: another replica takes it up from the log, so it is worth to try again.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import httpx
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from lachesis.pipeline.errors import AccessError, InfrastructureError
+from lachesis.pipeline.inference.serving.replies import read_body
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Peers", "UnknownSessionError", "check_peers"]
+
+_PASSED_ON = "x-lachesis-passed-on"
+"""Header of a request that a replica has passed on; it is not passed on again."""
+_REQUEST_HEADERS = ("accept", "authorization", "content-type", "x-api-key", "x-stainless-retry-count")
+_ANSWER_HEADERS = ("cache-control", "content-type", "retry-after")
+_CONNECT_S = 5.0
+_MAX_IDLE = 64
+"""Connections to peers that are kept for the next request."""
+
+
+class UnknownSessionError(AccessError):
+    """Raised by a request whose key is of no session of this process."""
+
+
+def check_peers(addresses: Sequence[str]) -> None:
+    """Raise `ConfigError` for what is no address of an endpoint."""
+    for address in addresses:
+        try:
+            found = httpx.URL(address)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise ConfigError(f"agent: peers: {address!r:.120} is no URL: {error}") from error
+        if found.scheme not in {"http", "https"} or not found.host:
+            raise ConfigError(f"agent: peers: {address!r:.120}: use http://HOST:PORT")
+
+
+class Peers:
+    """The endpoints of other replicas. `addresses`: `http://HOST:PORT`; this one's own may be among them."""
+
+    def __init__(self, addresses: Sequence[str], http: httpx.AsyncClient) -> None:
+        self._addresses = [address.rstrip("/") for address in addresses]
+        self._http = http
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, addresses: Sequence[str]) -> AsyncIterator[Self]:
+        """Yield the peers at these addresses. They are reached directly, and an answer takes as long as the model."""
+        timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
+        async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as http:
+            yield cls(addresses, http)
+
+    async def answer(self, request: Request, unknown: UnknownSessionError) -> Response:
+        """Return the answer of the replica that has the session of a request.
+
+        Raises `unknown` if none has it, `InfrastructureError` if one is away, which may have it, and `ClientDisconnect`
+        if the agent hangs up first.
+        """
+        if _PASSED_ON in request.headers:
+            raise unknown
+        body = await read_body(request)
+        found: httpx.Response | None = None
+        away: list[str] = []
+        has_hung_up = False
+
+        async def watch() -> None:
+            nonlocal has_hung_up
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            has_hung_up = True
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            found = await self._first(request, body, away)
+            tasks.cancel_scope.cancel()
+        if has_hung_up:
+            if found is not None:
+                await found.aclose()
+            raise ClientDisconnect
+        if found is not None:
+            headers = {name: found.headers[name] for name in _ANSWER_HEADERS if name in found.headers}
+            closed = BackgroundTask(found.aclose)
+            return StreamingResponse(found.aiter_bytes(), found.status_code, headers, background=closed)
+        if away:
+            raise InfrastructureError(
+                f"no session here has this key, and the endpoint at {away[0]} is away; what it held is taken up by "
+                "another replica: try again"
+            )
+        raise unknown
+
+    async def _first(self, request: Request, body: bytes, away: list[str]) -> httpx.Response | None:
+        """Return the answer of the first peer that has the session; None: none has. Those that are away are added."""
+        for address in self._addresses:
+            try:
+                answer = await self._http.send(self._passed_on(address, request, body), stream=True)
+            except httpx.TransportError:
+                away.append(address)
+                continue
+            if answer.status_code != httpx.codes.UNAUTHORIZED:
+                return answer
+            await answer.aclose()
+        return None
+
+    def _passed_on(self, address: str, request: Request, body: bytes) -> httpx.Request:
+        headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+        url = f"{address}{request.url.path}"
+        return self._http.build_request(request.method, url, headers={**headers, _PASSED_ON: "1"}, content=body)
