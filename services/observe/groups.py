@@ -1,20 +1,25 @@
 """Groups of rollouts as people look at them: rows, their filter and order, one with its samples. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.schemas.annotations import GroupReward, GroupScore
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences
+from lachesis.schemas.sequences import VersionSpan
 from lachesis.schemas.subjects import check_name
 from lachesis.services.observe.rollout import RolloutTimeline
 
 __all__ = [
     "MAX_SAMPLES",
+    "CallView",
     "GroupFilter",
     "GroupOrder",
     "GroupRow",
@@ -29,6 +34,8 @@ __all__ = [
 
 MAX_SAMPLES = 1024
 """Samples of a group that are shown, and searched for a text, at most."""
+_MAX_CALLS = 256
+"""Calls of a sample that are shown."""
 
 
 class NumberRange(NamedTuple):
@@ -237,13 +244,32 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     continues: int
 
 
+class CallView(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of the model in a sample: `tokens` that it sampled after `new` ones, which the call before it lacks.
+
+    It lies in the sample's sequence `sequence`, whose first is 0, from token `start` on. `new` of a sequence's first
+    call are all before it, those that other sequences share, too. `steps`: those of the policies that sampled its
+    first and its last token. `finish_reason` None: not known, since others follow in the sequence. `turn`: its place
+    among the sample's turns, None where these have no rewards.
+    """
+
+    sequence: int
+    start: int
+    new: int
+    tokens: int
+    steps: tuple[int, int]
+    finish_reason: str | None
+    turn: int | None
+
+
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     """One sample: what it says beyond the common prompt, and what everybody made of it.
 
     `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `logprob` is the mean of
     its `tokens` generated ones, which lie in so many `sequences`; `rewards` are the environment's own. An `excluded`
     sample is not trained on. `turns` are those of a sample that has rewards of turns, whose conversation ends in so
-    many `branches`.
+    many `branches`. `calls` are the calls of the model whose tokens are trained on, the first `_MAX_CALLS`; none where
+    the sample is one call alone.
     """
 
     messages: list[Message]
@@ -260,6 +286,7 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     excluded: bool
     turns: list[TurnView] = []
     branches: int = 1
+    calls: list[CallView] = []
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +315,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
     shared = _shared(conversations)
     endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
     index, branches = group.sequences.sample_index, group.sequences.branches
+    calls = _calls(group)
     samples = []
     for i, part in enumerate(generated.samples[:count]):
         logprobs = None if generated.logprobs is None else generated.logprobs[part]
@@ -307,6 +335,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
                 excluded=i in excluded,
                 turns=_turns(group.sequences, reward, i),
                 branches=branches[i] if branches else 1,
+                calls=calls[i][:_MAX_CALLS] if len(calls[i]) > 1 else [],
             )
         )
     return GroupView(
@@ -335,6 +364,54 @@ def _turns(sequences: Sequences, reward: GroupReward | None, sample: int) -> lis
         TurnView(reward=value, advantage=advantage, continues=before)
         for value, advantage, before in zip(rewards, known, parents, strict=True)
     ]
+
+
+def _calls(group: RolloutGroup) -> list[list[CallView]]:
+    """Return by sample its calls, which are the runs of tokens under the loss mask, in the order of its sequences."""
+    sequences = group.sequences
+    places = _places(sequences)
+    cuts, mask = sequences.cuts(), sequences.mask
+    steps = [version.step for version in group.versions]
+    spans: list[list[VersionSpan]] = [[] for _ in range(len(sequences))]
+    for span in sequences.version_spans:
+        spans[span.sequence].append(span)
+    found: list[list[CallView]] = [[] for _ in range(sequences.n_samples)]
+    counts = [0] * len(found)
+    for number, reason in enumerate(sequences.finish_reasons):
+        sample = number if sequences.sample_index is None else sequences.sample_index[number]
+        first, after = int(cuts[number]), int(cuts[number + 1])
+        edges = np.flatnonzero(np.diff(mask[first:after].astype(np.int8), prepend=0, append=0)).tolist()
+        before = 0
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            found[sample].append(
+                CallView(
+                    sequence=counts[sample],
+                    start=start,
+                    new=start - before,
+                    tokens=end - start,
+                    steps=(steps[_version_at(spans[number], start)], steps[_version_at(spans[number], end - 1)]),
+                    finish_reason=reason if end == after - first else None,
+                    turn=None if places is None else int(places[first + start]),
+                )
+            )
+            before = end
+        counts[sample] += 1
+    return found
+
+
+def _version_at(spans: Sequence[VersionSpan], token: int) -> int:
+    """Return the version that generated a token, by the spans of its sequence."""
+    return spans[bisect_right(spans, token, key=lambda span: span.start) - 1].version
+
+
+def _places(sequences: Sequences) -> NDArray[np.int32] | None:
+    """Return each token's place among the turns of its sample; None: turns have no rewards, or do not fit."""
+    if sequences.turn_rewards is None:
+        return None
+    try:
+        return sequences.turns()
+    except SchemaError:
+        return None  # no trainer can use it either, and says why
 
 
 def _statuses(score: GroupScore | None, sample: int) -> dict[str, str]:

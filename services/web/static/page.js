@@ -622,13 +622,26 @@ class GroupPage extends View {
       element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens${sample.sequences > 1 ? ` in ${sample.sequences} sequences` : ""}${sample.branches > 1 ? `, ${sample.branches} branches` : ""}, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
       sample.messages.length ? element("div", {}, sample.messages.map(turn)) : null,
       ratings.length || own.length ? element("div", { class: "ratings" }, ratings, own) : element("p", { class: "quiet small" }, "No ratings yet."),
-      this.turns(sample),
+      this.calls(sample), this.turns(sample),
       sequences.map((columns, place) => [
         sample.sequences > 1 ? element("p", { class: "quiet small" }, `Sequence ${place + 1} of ${sample.sequences}, ended by ${columns.finish_reason}`) : null,
         this.strip(columns, sample)]));
   }
-  turns({ turns, branches }) {
-    if (!turns.length) return null;
+  calls({ calls, turns, branches, sequences }) {
+    if (!calls.length) return null;
+    const rewarded = calls.every((call) => call.turn !== null);
+    const names = ["Call", ...(sequences > 1 ? ["Sequence"] : []), "New tokens", "Sampled", "Ended by", "Policy step", ...(branches > 1 ? ["Continues"] : []), ...(rewarded ? ["Reward", "Advantage"] : [])];
+    const row = (call, place) => {
+      const own = rewarded ? turns[call.turn] : null;
+      const [first, last] = call.steps;
+      return [numeric(rewarded ? call.turn : place), ...(sequences > 1 ? [numeric(call.sequence + 1)] : []), numeric(number(call.new)), numeric(number(call.tokens)), call.finish_reason ?? "", numeric(first === last ? first : `${first} to ${last}`),
+        ...(branches > 1 ? [numeric(own?.continues >= 0 ? own.continues : "")] : []), ...(rewarded ? [numeric(number(own.reward)), numeric(number(own.advantage))] : [])];
+    };
+    const inTime = rewarded ? [...calls].sort((a, b) => a.turn - b.turn) : calls;
+    return element("details", { class: "small", "aria-label": "Calls" }, element("summary", {}, `${calls.length} calls of the model`), table(names, inTime.map(row)));
+  }
+  turns({ turns, branches, calls }) {
+    if (!turns.length || calls.length) return null;
     const text = (turn, place) => `Turn ${place}${branches > 1 && turn.continues >= 0 ? ` continues turn ${turn.continues}` : ""}: reward ${number(turn.reward)}, advantage ${number(turn.advantage)}`;
     return element("details", { class: "quiet small", "aria-label": "Turns" }, element("summary", {}, `Rewards of ${turns.length} turns`),
       turns.map((turn, place) => element("div", {}, text(turn, place))));

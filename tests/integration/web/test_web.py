@@ -9,14 +9,17 @@ from pathlib import Path
 
 import anyio
 import httpx
+import msgspec
+import numpy as np
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
+from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import TrainReport
-from lachesis.schemas.rollout import Message
+from lachesis.schemas.rollout import Message, RolloutGroup
 from lachesis.services.observe.groups import MAX_SAMPLES
 
 pytestmark = pytest.mark.hostile
@@ -31,7 +34,7 @@ REPORT = TrainReport(
 @pytest.fixture
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
     async with a_world(tmp_path) as made:
-        groups = [a_group(n) for n in range(1, 6)]
+        groups = [*(a_group(n) for n in range(1, 5)), an_agents_group(5)]
         texts = [[Message(role="user", content=HOSTILE), Message(role="assistant", content=HOSTILE)]] * 4
         groups.append(a_group(6).replace(item=HOSTILE, messages=texts))
         stored = {await made.store(one): one for one in groups}
@@ -43,6 +46,26 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
             )
         )
         yield made
+
+
+def an_agents_group(n: int) -> RolloutGroup:
+    """Return group `n` with two samples of two sequences, each of two calls, whose turns have rewards."""
+    group = a_group(n)
+    masked = [place for sequence in range(4) for place in (8 * sequence, 8 * sequence + 4)]
+    mask = np.ones(32, bool)
+    mask[masked] = False
+    assert group.sequences.logprobs is not None
+    logprobs = np.where(mask, np.frombuffer(group.sequences.logprobs, np.float32), 0).astype(np.float32)
+    sequences = msgspec.structs.replace(
+        group.sequences,
+        loss_mask=pack_mask(mask),
+        logprobs=as_bytes(logprobs, "float32"),
+        sample_index=[0, 0, 1, 1],
+        rewards={"environment": [0.0, 1.0]},
+        turn_rewards=[[0.0, 0.25, 0.5, 1.0], [0.0, 0.0, 0.0, -1.0]],
+        turn_order=[[1, 3, 0, 2], [0, 1, 2, 3]],
+    )
+    return group.replace(sequences=sequences, messages=group.messages[:2])
 
 
 @asynccontextmanager
@@ -264,6 +287,16 @@ async def test_a_browser_shows_the_run_and_runs_nothing_of_it(world: World, tmp_
         assert "Sample 3" in detail
         assert re.findall(r">\s*(?:null|undefined|false)", detail) == [], "what is missing is left out"
         assert "best length first" in detail
+        of_agents = (await client.get("/api/groups", params={"item": "5"})).json()["groups"][0]["group"]
+        agents = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{of_agents}")
+        assert agents.count("4 calls of the model</summary>") == 2
+        calls = re.findall(r"<tr>(.*?)</tr>", agents[agents.index(">Call</th>") :].partition("</table>")[0], re.DOTALL)
+        assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in calls] == [
+            ["0", "2", "1", "3", "", "0", "0", "-"],
+            ["1", "1", "1", "3", "", "0", "0.25", "-"],
+            ["2", "2", "1", "3", "stop", "0", "0.5", "-"],
+            ["3", "1", "1", "3", "stop", "0", "1", "-"],
+        ]
         under_way = (await client.get("/api/groups", params={"item": "3"})).json()["groups"][0]["group"]
         assert "Under way for" in await anyio.to_thread.run_sync(shown, f"{url}#/rollouts/{under_way}")
         rated = await anyio.to_thread.run_sync(shown, f"{url}#/rollouts?lowest=score&rating=length%3D0.5%3A")

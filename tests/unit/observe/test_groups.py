@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
@@ -13,10 +14,12 @@ from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
+from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
+from lachesis.schemas.sequences import VersionSpan
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
@@ -189,6 +192,42 @@ async def test_turns_and_branches_are_shown_with_their_rewards_and_advantages(la
     assert [(one.reward, one.advantage) for one in second.turns] == [(0.5, None)]
     detail = await read_group_detail(lab.bus, CONFIG, group.id, TokenWindow(limit=100))
     assert [one.advantages for one in detail.tokens] == [[0.0, 3.0, 3.0, 3.0], [0.0, -4.0, -4.0, -4.0], None]
+
+
+async def test_the_calls_of_a_sample_are_shown_with_what_each_read_and_sampled(lab) -> None:
+    """The first sample has two sequences: two calls, across a new policy, and one of a sub-agent between them."""
+    group = lab.group(1, samples=3)
+    masks = [[0, 0, 1, 1, 0, 1, 1], [0, 1], [0, 1, 1]]
+    cuts = [0, 7, 9, 12]
+    sequences = msgspec.structs.replace(
+        group.sequences,
+        offsets=as_bytes(cuts, "int32"),
+        tokens=as_bytes([5] * 12, "int32"),
+        loss_mask=pack_mask(np.array([one for mask in masks for one in mask], bool)),
+        logprobs=None,
+        finish_reasons=["length", "stop", "stop"],
+        version_spans=[VersionSpan(0, 0, 0), VersionSpan(0, 6, 1), VersionSpan(1, 0, 1), VersionSpan(2, 0, 0)],
+        sample_index=[0, 0, 1],
+        rewards={"environment": [0.0, 1.0]},
+        turn_rewards=[[0.0, 1.0, 2.0], [0.0]],
+        turn_order=[[0, 2, 1], [0]],
+    )
+    versions = ["3-a-b", "4-a-c"]
+    talk = [Message(role="user", content="q"), Message(role="assistant", content="a")]
+    group = group.replace(sequences=sequences, messages=[talk, talk], policy_versions=versions)
+    await lab.store(group)
+    first, second = (await read_group(lab.bus, CONFIG, group.id)).samples
+    assert [(one.sequence, one.start, one.new, one.tokens) for one in first.calls] == [
+        (0, 2, 2, 2),
+        (0, 5, 1, 2),
+        (1, 1, 1, 1),
+    ]
+    assert [(one.steps, one.finish_reason, one.turn) for one in first.calls] == [
+        ((3, 3), None, 0),
+        ((3, 4), "length", 2),
+        ((4, 4), "stop", 1),
+    ]
+    assert second.calls == []
 
 
 async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monkeypatch) -> None:
