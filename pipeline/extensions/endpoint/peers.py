@@ -1,8 +1,8 @@
-"""Passes requests of sessions that another replica of the environment holds on to that replica's endpoint.
+"""Passes on requests of sessions that another replica of the environment holds.
 
-So agents may request any of the endpoints, behind one address say. Guarantees that a request is passed on once at most;
-that an agent which hangs up is gone for the endpoint that answers it, too; and that a session whose replica is away is
-told apart from one that nobody has: another replica takes it up from the log, so it is worth to try again.
+So agents may request any of the endpoints, which may have one address. Guarantees that a request is passed on once at
+most; that an agent which hangs up is gone for the endpoint that answers it, too; and that a key which no replica knows
+gets 401, but 503 while a replica is away: another one takes its sessions up from the log, and then answers.
 """
 
 from collections.abc import AsyncIterator, Sequence

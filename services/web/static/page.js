@@ -630,15 +630,16 @@ class GroupPage extends View {
   calls({ calls, turns, branches, sequences }) {
     if (!calls.length) return null;
     const rewarded = calls.every((call) => call.turn !== null);
-    const names = ["Call", ...(sequences > 1 ? ["Sequence"] : []), "New tokens", "Sampled", "Ended by", "Policy step", ...(branches > 1 ? ["Continues"] : []), ...(rewarded ? ["Reward", "Advantage"] : [])];
+    const names = ["Call", ...(sequences > 1 ? ["In"] : []), ...(branches > 1 ? ["After"] : []), "New", "Said", "End", "Step", ...(rewarded ? ["Reward", "Adv."] : [])];
     const row = (call, place) => {
       const own = rewarded ? turns[call.turn] : null;
       const [first, last] = call.steps;
-      return [numeric(rewarded ? call.turn : place), ...(sequences > 1 ? [numeric(call.sequence + 1)] : []), numeric(number(call.new)), numeric(number(call.tokens)), call.finish_reason ?? "", numeric(first === last ? first : `${first} to ${last}`),
-        ...(branches > 1 ? [numeric(own?.continues >= 0 ? own.continues : "")] : []), ...(rewarded ? [numeric(number(own.reward)), numeric(number(own.advantage))] : [])];
+      return [numeric(rewarded ? call.turn : place), ...(sequences > 1 ? [numeric(call.sequence + 1)] : []), ...(branches > 1 ? [numeric(own?.continues >= 0 ? own.continues : "")] : []),
+        numeric(number(call.new)), numeric(number(call.tokens)), call.finish_reason ?? "", numeric(first === last ? first : `${first}\u2013${last}`), ...(rewarded ? [numeric(number(own.reward)), numeric(number(own.advantage))] : [])];
     };
     const inTime = rewarded ? [...calls].sort((a, b) => a.turn - b.turn) : calls;
-    return element("details", { class: "small", "aria-label": "Calls" }, element("summary", {}, `${calls.length} calls of the model`), table(names, inTime.map(row)));
+    return element("details", { class: "small", open: calls.length <= 8, "aria-label": "Calls" }, element("summary", {}, `${calls.length} calls of the model`), table(names, inTime.map(row)),
+      element("p", { class: "quiet small" }, `New: tokens that the call before lacks. Said: sampled tokens. Step: of the policy.${sequences > 1 ? " In: the sequence." : ""}${branches > 1 ? " After: the call that it continues." : ""}`));
   }
   turns({ turns, branches, calls }) {
     if (!turns.length || calls.length) return null;
