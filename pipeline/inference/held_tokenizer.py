@@ -24,13 +24,13 @@ __all__ = ["hold_tokenizer"]
 _LOAD = "lachesis.pipeline.model.pretrained_tokenizer:load_tokenizer"
 _HASH = "lachesis.pipeline.model.tokenizer:tokenizer_hash"
 """Loaded by name: they need transformers, which a process of environments may lack."""
-_TALK = [
+_TALK: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 17 + 5?\nSay it in words."},
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": " Zwölf? "},
 ]
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-_CALLED = [
+_CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+_CALLED: list[dict[str, Any]] = [
     _TALK[0],
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "content": "22", "tool_call_id": "abcdefghi"},
