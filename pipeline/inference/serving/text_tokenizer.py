@@ -1,4 +1,4 @@
-"""Makes token ids of messages and texts by one tokenizer and its chat template, and texts of token ids.
+"""Makes token ids of messages and texts by a tokenizer and its chat template, and texts of ids.
 
 A server answers by it, and so does a client that holds the tokenizer of its server itself: the ids are the same.
 Guarantees that no text is read that the context could not hold, and that a long text holds up no event loop. No torch.
@@ -63,7 +63,10 @@ class TextTokenizer:
 
 
 def chat_tokens(tokenizer: Any, request: TokenizeRequest) -> list[int]:
-    """Return the token ids of messages. Some templates want the arguments of tool calls as text, most as objects."""
+    """Return the token ids of messages.
+
+    Some templates want the arguments of tool calls as text, most as objects.
+    """
     messages = template_messages(request.messages or [])
     try:
         return _rendered(tokenizer, request, messages)
