@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a run's servers into a client's process, which then renders and decodes by itself.
+"""Loads the tokenizer of a run's servers into a client's process, which then renders by itself.
 
 Each request to tokenize costs two processes some milliseconds, and a turn of a conversation would make three of them.
 Guarantees that a tokenizer is held only if it is the server's: its hash is the one that the server states, and it

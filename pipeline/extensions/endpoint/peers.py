@@ -55,7 +55,10 @@ class Peers:
     @classmethod
     @asynccontextmanager
     async def connected(cls, addresses: Sequence[str]) -> AsyncIterator[Self]:
-        """Yield the peers at these addresses. They are reached directly, and an answer takes as long as the model."""
+        """Yield the peers at these addresses.
+
+        They are reached without a proxy, and without a time limit for answers, which take as long as the model does.
+        """
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as http:

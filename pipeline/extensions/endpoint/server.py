@@ -155,7 +155,7 @@ class EndpointServer:
                 if len(self._settled) > _MAX_SETTLED:
                     self._settled.popitem(last=False)
             live.recorded.ended.set()
-            self._take(live)
+            self._mark_taken(live)
 
     async def offer(self, live: LiveSession) -> None:
         """Let an agent that runs elsewhere take a session, unless one uses it already."""
@@ -221,10 +221,10 @@ class EndpointServer:
             raise UnknownSessionError(
                 "no session has this key: it may have ended, or not be taken up yet after a restart"
             )
-        self._take(live)
+        self._mark_taken(live)
         return live
 
-    def _take(self, live: LiveSession) -> None:
+    def _mark_taken(self, live: LiveSession) -> None:
         """Let no other agent take a session."""
         live.taken.set()
         if live in self._open:
@@ -296,7 +296,7 @@ class EndpointServer:
                 if await request.is_disconnected():
                     raise ClientDisconnect
                 live = self._open[0]
-                self._take(live)
+                self._mark_taken(live)
             url = f"{self.url}/s/{live.key}"
             return {
                 "url": url,
