@@ -17,8 +17,9 @@ from integration.archive.world import RUN, World, a_group, a_world
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message, RolloutGroup
 from lachesis.services.observe.groups import MAX_SAMPLES
 

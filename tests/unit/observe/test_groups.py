@@ -14,9 +14,10 @@ from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.schemas.sequences import VersionSpan
