@@ -44,9 +44,10 @@ async def probe_environment(env: Environment, name: str, scorer: EnvironmentScor
     if isinstance(env, GroupEnvironment):
         return [ProbeFinding("not tried: its own code generates, with a model's tokens")]
     with anyio.move_on_after(_PROBE_S):
-        found = await _probe_task(env, env.task(0), name, scorer)
-        odd = None if found else _task_of_odd_reference(env)
-        return found if odd is None else await _probe_task(env, odd, name, scorer)
+        async with env.running():  # what it runs beside its samples lasts for all of them
+            found = await _probe_task(env, env.task(0), name, scorer)
+            odd = None if found else _task_of_odd_reference(env)
+            return found if odd is None else await _probe_task(env, odd, name, scorer)
     return [ProbeFinding(f"not tried to the end: scripted answers had no ratings within {_PROBE_S:g} s")]
 
 

@@ -284,7 +284,8 @@ def _leak(env: Environment, answer: str, alone: Sequence[Any], later: Sequence[A
 async def _play(env: Environment, task: Task, answers: Sequence[str]) -> GroupDraft:
     """Return the group of these answers, each given in every turn of its sample."""
     inference = FakeInference(lambda _, call: answers[call % len(answers)])
-    draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
+    async with env.running():
+        draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
     if draft.failures:
         raise EnvironmentCodeError(f"{type(env).__name__}: {draft.failures[0].error}")
     return draft

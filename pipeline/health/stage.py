@@ -317,8 +317,8 @@ class AlertWriter(StatefulStage[AlertEvent]):
 
     def _show_warning(self, result: Alert, standing: EnvironmentStanding) -> None:
         """Raise a notice of a warning until the check finds it over. What stops the environment has one already."""
-        if result.severity == "idle":
-            return  # nothing to judge by: the last result still holds
+        if result.severity == "idle" or result.check == LEDGER_CHECK:
+            return  # nothing to judge by: the last result still holds; and a broken ledger has a notice of its own
         text = f"environment {self.env}: {result.check}: {result.reason}"
         warns = result.severity not in {"ok", "inform"} and not (standing.stops and standing.cause == result.check)
         self.service.set_problem(f"{self.env} {result.check}", text if warns else None, mend=_LOOK)

@@ -292,7 +292,9 @@ async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> 
     entries = [entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
     batches = [entry.batch for entry in entries if entry.batch]
     assert [batch.number for batch in batches] == list(range(len(batches)))
-    assert all(batch.sequences == 8 for batch in batches)
+    for batch in batches:  # smaller than wanted only for a group that no later batch may have
+        due = any(batch.number - ref.policy_step == 3 for ref in batch.groups)
+        assert batch.sequences == 8 or (due and 8 - 5 < batch.sequences < 8)
     assert all(batch.number - ref.policy_step <= 3 for batch in batches for ref in batch.groups)
     assert entries[-1].totals["batched"] == sum(len(batch.groups) for batch in batches)
 

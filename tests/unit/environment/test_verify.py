@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.environment.verify import CHECKS, EnvironmentCheck, verify_environment
+from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.services.cli.environments import env_app
 
 pytestmark = pytest.mark.outside
@@ -157,3 +161,29 @@ def test_the_command_prints_a_table_and_exits_with_one_on_a_failure(tmp_path: Pa
     assert (good.exit_code, bad.exit_code, missing.exit_code) == (0, 1, 1)
     assert "fail     scores" in bad.output
     assert "did you mean 'Mine'" in missing.output
+
+
+RUNNING = """
+from contextlib import asynccontextmanager
+
+class Runs(Good):
+    up = False
+
+    @asynccontextmanager
+    async def running(self):
+        self.up = True
+        yield
+        self.up = False
+
+    async def rollout(self, task, session):
+        assert self.up, "it runs nothing beside its samples"
+        await super().rollout(task, session)
+"""
+
+
+async def test_what_an_environment_runs_beside_its_samples_is_up_in_verify_and_doctor(tmp_path: Path) -> None:
+    (tmp_path / "runs.py").write_text(GOOD + RUNNING)
+    kind = f"{tmp_path}/runs.py:Runs"
+    assert [check.text for check in await verify_environment(kind, {}) if check.verdict == "fail"] == []
+    scorer = EnvironmentScorer(ScoringConfig(raters=[RaterConfig(rater="exact_match")]), None, explains=True)
+    assert await probe_environment(load_environment(kind, {}), "runs", scorer) == []
