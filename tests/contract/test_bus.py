@@ -433,6 +433,7 @@ async def test_read_without_follow_ends_while_others_publish(bus: Bus) -> None:
     assert len(seqs) >= 100
 
 
+@pytest.mark.slow
 async def test_read_more_than_its_bounds(bus: Bus) -> None:
     async with anyio.create_task_group() as tasks:
         for i in range(1500):

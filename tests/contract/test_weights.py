@@ -128,6 +128,7 @@ async def test_old_versions_expire_by_number(bus, tmp_path):
     await check(receiver, *records[5])
 
 
+@pytest.mark.slow
 async def test_the_stream_stays_within_its_bytes(bus, tmp_path):
     budget = 5 * MIB
     trainer, receiver = Trainer(bus, budget=budget, kept=100), WeightsReceiver(bus, RUN, tmp_path)

@@ -95,6 +95,7 @@ async def test_a_silent_teacher_that_is_required_costs_groups_at_its_deadline_an
     await world.assert_bounded()
 
 
+@pytest.mark.slow
 async def test_a_required_teacher_without_a_deadline_stops_the_run_until_it_comes(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(words=8, batching={"teacher": "required", "teacher_deadline_s": None}))
     async with world.running(*(name for name in ALL if name != "teacher")):

@@ -279,6 +279,7 @@ async def test_a_recovery_whose_store_went_back_meanwhile_can_be_completed(copie
         assert await make_plan(bus, recovery_settings(config), "again") is None
 
 
+@pytest.mark.slow
 async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_and_written_again(copies, tmp_path):
     """It would hide a loss; the ledger, which the governor cannot write, says which rollouts have no outcome yet."""
     config, store = config_of(copies), replaced(copies, tmp_path / "forged")
@@ -359,6 +360,7 @@ def opened(bus: NatsBus, term: str):
     )
 
 
+@pytest.mark.slow
 async def test_snapshots_that_went_back_behind_trimmed_commits_are_named_and_recovered_from(copies, tmp_path):
     """Also where no marks tell of it: the commits that are left tell themselves."""
     async with serving(copies.newer) as bus:

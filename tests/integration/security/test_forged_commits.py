@@ -151,6 +151,7 @@ async def test_the_normalizer_goes_on(bus: NatsBus, config: RunConfig, how: Any)
     assert writer.cursors == {"ROLLOUTS": 1, "EVENTS": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [garbage, wrong_sum, jump, "newer", "snapshot", "far cover"])
 async def test_the_curriculum_goes_on(bus: NatsBus, config: RunConfig, how: Any) -> None:
     await forge(bus, "curriculum", how, 0)

@@ -111,6 +111,7 @@ def test_shares_hold_and_a_silent_environment_blocks_nothing() -> None:
     assert seqs(alone) == list(range(1, 17))
 
 
+@pytest.mark.slow
 def test_one_group_that_fits_is_found_among_thousands_that_do_not() -> None:
     sizes = [random.Random(7).choice([6, 9, 12, 15]) for _ in range(20_000)]
     groups = [ref(i + 1, size, tokens=size * 7) for i, size in enumerate(sizes)]

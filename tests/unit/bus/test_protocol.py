@@ -48,6 +48,7 @@ TOKEN = st.binary(min_size=1, max_size=20).map(lambda raw: raw.translate(None, b
 MESSAGE = st.tuples(st.integers(1, 10**9), TOKEN, st.one_of(st.just(b""), TOKEN), st.none() | st.binary(), st.binary())
 
 
+@pytest.mark.slow
 @given(st.lists(MESSAGE, max_size=8), st.lists(st.integers(0, 2000), max_size=5))
 def test_whatever_a_message_holds_it_comes_as_it_was_sent(messages, cuts):
     frames = [Frame(*message) for message in messages]

@@ -135,6 +135,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         assert "choose another --set folder=DIR" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_room_for_what_a_command_writes_is_one_line(tmp_path: Path) -> None:
     done = lachesis("schema", "--out", "/dev/full/x")
     assert done.returncode == 2

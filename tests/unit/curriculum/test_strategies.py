@@ -268,6 +268,7 @@ def test_irt_does_not_starve_a_sound_item_after_one_lucky_or_unlucky_group(first
     assert strategy.weights()[0] * 100 > 0.5, "the second group is what it should be"
 
 
+@pytest.mark.slow
 def test_irt_draws_all_sound_items_of_a_small_pool_for_epochs():
     rng = np.random.default_rng(0)
     difficulty, coin = rng.normal(0.0, 2.0, 128), np.arange(128) % 12 == 0

@@ -68,6 +68,7 @@ def test_no_log_axis_begins_at_0_and_nothing_is_drawn_from_there(drawn: dict[str
     assert not axes.patches, "a bar begins at 0"
 
 
+@pytest.mark.slow
 def test_what_has_no_data_is_drawn_empty(drawn: dict[str, Any], tmp_path: Path) -> None:
     observed = RunObservation(CONFIG)
     draw_plots(tmp_path, summary(observed), observed, [], [])

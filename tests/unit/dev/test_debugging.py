@@ -90,6 +90,7 @@ class Program:
         return self.process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_a_call_that_never_returns_is_named_and_ended(tmp_path: Path) -> None:
     code, _, err = Program(tmp_path, "return FunctionRater(hangs).rate(None)", max_call_s=0.5).end()
     assert code == 1
@@ -131,6 +132,7 @@ def test_threads_of_the_users_own_are_left_to_the_interpreter(tmp_path: Path) ->
     assert Program(tmp_path, main).end() == (0, "", "")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_code_that_does_not_return(tmp_path: Path) -> None:
     program = Program(tmp_path, "return FunctionRater(hangs).rate(None)")
     assert program.process.stdout is not None

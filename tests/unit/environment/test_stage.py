@@ -703,6 +703,7 @@ async def test_an_epoch_goes_on_without_a_prompt_beyond_the_context(lab, env, in
     assert 2 <= asked[2] <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["waits for ever", "cannot be cancelled"])
 async def test_groups_whose_code_hangs_are_ended_by_what_is_usual(lab, env, inference, monkeypatch, kind):
     """One that cannot be cancelled ends the process, which its supervisor starts again."""

@@ -111,6 +111,7 @@ async def test_each_fault_fails_its_own_check(check: str, tmp_path: Path) -> Non
     assert text in checks[check].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ODDER)
 async def test_further_faults(fault: str, tmp_path: Path) -> None:
     body, check, text = ODDER[fault]

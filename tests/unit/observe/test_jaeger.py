@@ -137,6 +137,7 @@ def client(fake: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.MockTransport(fake))
 
 
+@pytest.mark.slow
 async def test_of_this_run_those_worth_a_look_are_found_each_with_its_reason() -> None:
     stale, failed, again = (f"{n:032x}" for n in range(1001, 1004))
     fake = FakeJaeger(

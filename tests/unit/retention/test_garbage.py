@@ -56,6 +56,7 @@ def trimmed(headers: list[StoredHeader], decision: GcDecision) -> list[StoredHea
     return [h for h in headers if h.seq < decision.before.get(h.subject, 0) and h.seq != lasts[h.subject]]
 
 
+@pytest.mark.slow
 @given(headers=histories(), claimed=claims, born=ages, excess=st.integers(0, 200), kept=ages)
 def test_nothing_goes_that_anybody_needs_and_what_goes_is_what_was_said(
     headers: list[StoredHeader], claimed: list[RetentionClaim], born: int | None, excess: int, kept: int | None

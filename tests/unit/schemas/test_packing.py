@@ -128,6 +128,7 @@ def test_token_ids_come_back(ids: list[int]) -> None:
     assert join_tokens(low, high) == tokens
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=400)), min_size=1, max_size=12),

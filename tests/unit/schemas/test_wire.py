@@ -175,6 +175,7 @@ def test_random_bytes_raise_schema_errors_only(data: bytes, kind: type[Event]) -
 GROUP_BYTES = encode(make_group(3, 16))
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(GROUP_BYTES) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_flipped_bytes_raise_schema_errors_only(flips: list[tuple[int, int]]) -> None:

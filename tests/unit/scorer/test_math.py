@@ -112,6 +112,7 @@ async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> N
     assert after.value == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 async def test_an_answer_that_takes_too_much_memory_or_depth_is_missing_and_says_so(monkeypatch) -> None:
     monkeypatch.setattr(math_rater, "equal", hungry)

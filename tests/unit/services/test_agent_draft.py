@@ -37,6 +37,7 @@ def draft_of(base: Path, name: str, policy: ConfigPolicy | None = None) -> RunDr
     return draft
 
 
+@pytest.mark.slow
 def test_environments_are_found_without_importing_them(base: Path) -> None:
     entries = {entry.name: entry for entry in list_environments(draft_of(base, "words").base(), [EXAMPLES])}
     assert entries["words"].kind is None
@@ -71,6 +72,7 @@ def test_a_class_of_atropos_that_was_found_is_a_run_of_its_kind(base: Path) -> N
     assert draft.config().environments["spelling"].params["settings"] == {"tokenizer_name": "other"}
 
 
+@pytest.mark.slow
 def test_the_interpreter_is_that_of_another_class_of_atropos_in_the_configuration(base: Path) -> None:
     given = f'[environments.near]\nkind = "atropos"\nparams = {{ place = "a:B", python = "{sys.executable}" }}\n'
     base.write_text(BASE + given)

@@ -208,6 +208,7 @@ def test_a_receiver_that_accepts_and_never_answers_delays_nobody_and_is_reported
     assert otlp.exported == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_spans_in_their_thousands_arrive_without_a_drop(protocol: Protocol) -> None:

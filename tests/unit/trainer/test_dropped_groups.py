@@ -156,6 +156,7 @@ async def test_the_weights_are_those_of_a_batch_without_the_group(lab, model, co
     assert weights_after(config) == weights_after(elsewhere)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["token", "gradient"])
 async def test_a_kill_between_the_drop_and_its_report_changes_nothing(lab, model, config, tmp_path, fault):
     seq = await fill(lab, model, fault)

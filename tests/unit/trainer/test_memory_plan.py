@@ -71,6 +71,7 @@ def test_copies_of_a_step_that_may_be_undone_count():
     assert little["warn"].activations < 4 * PARAMETERS
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
 def test_adapters_have_the_gradients_and_moments_of_what_they_train(plain):
     found = planned(lora=LoraConfig())

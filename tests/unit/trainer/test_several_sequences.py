@@ -85,6 +85,7 @@ def test_splitting_a_sample_into_sequences_changes_no_gradient(found, aggregatio
     assert list(itertools.chain(*split)) == pytest.approx(list(itertools.chain(*whole)), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(found=samples(), aggregation=st.sampled_from(AGGREGATIONS))
 def test_sequences_that_share_evenly_weigh_the_same_and_their_sample_what_it_does_as_one(found, aggregation):
@@ -145,6 +146,7 @@ def by_sequence(group, log):
     return made, [p for _, _, p in chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_the_expected_gradient_is_that_of_the_expected_reward_whatever_number_of_sequences_it_takes(n):
     theta = torch.tensor([[0.3, -0.2], [0.1, 0.0]], dtype=torch.float64, requires_grad=True)

@@ -682,6 +682,7 @@ class SharingServer:
         assert mode == "keep"
 
 
+@pytest.mark.slow
 async def test_shared_weights_are_digested_as_they_were_after_their_step(lab, model, config, monkeypatch):
     """They are not copied: the next step begins, and changes them once the server has the version."""
     await fill(lab, model)

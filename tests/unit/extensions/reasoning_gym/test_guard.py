@@ -59,6 +59,7 @@ def test_no_scorer_runs_what_a_model_or_a_message_says(monkeypatch: pytest.Monke
     assert RAN == []
 
 
+@pytest.mark.slow
 def test_each_reference_answer_is_still_right() -> None:
     for name in RUN_ANSWERS | {"number_sorting", "bitwise_arithmetic", "basic_arithmetic"}:
         for seed in range(3):

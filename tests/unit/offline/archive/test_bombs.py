@@ -47,6 +47,7 @@ def test_an_archive_that_asks_for_too_much_memory_is_refused(bomb: Path, monkeyp
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+@pytest.mark.slow
 def test_a_line_that_asks_for_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_READING_BYTES", LIMIT_BYTES)
     path = tmp_path / "bomb.jsonl"

@@ -181,6 +181,7 @@ async def test_another_machine_anywhere_on_the_way_is_told(lab, fresh, monkeypat
     assert "machine" not in await again(lab, fresh, 4), "steps 5 and 6 were taken here"
 
 
+@pytest.mark.slow
 async def test_weights_that_no_checkpoint_holds_are_not_what_the_run_went_on_with(lab, fresh):
     await life(lab, fresh, steps=2)
     [report] = (await facts_of(lab, fresh)).reports

@@ -209,6 +209,7 @@ except OSError as error: print(error.errno, len(kept) <= 64)
     assert await output(code) == "24 True\n"
 
 
+@pytest.mark.slow
 async def test_memory_is_limited_whatever_it_is_called() -> None:
     hidden = """
 import mmap, os

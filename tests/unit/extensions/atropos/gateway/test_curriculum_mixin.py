@@ -43,6 +43,7 @@ async def drawn(env: Words, n: int = 300) -> Counter[str]:
     return Counter([(await env.get_next_item())["word"] for _ in range(n)])
 
 
+@pytest.mark.slow
 async def test_items_are_drawn_by_the_newest_weights_and_evenly_before_there_are_any(world, tmp_path):
     file = tmp_path / "token"
     file.write_text("se/cret")

@@ -10,6 +10,7 @@ def assert_shares(trained: Trained, envs: dict[str, Env], *, since: int, until: 
     assert trained.shares(since, until) == pytest.approx(wanted, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", [0.0, 1.0])
 @pytest.mark.parametrize(
     "envs",
