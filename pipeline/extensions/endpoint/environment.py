@@ -122,6 +122,7 @@ class Agent(Environment):
         self._tasks = load_environment(tasks, given) if tasks is not None else Dataset(path=path, **given)
         self._command = None if command is None else _command(command, Path(folder))
         self._reports = reward == "program"
+        self._how_to_report = "a function returns it" if function is not None else "POST $LACHESIS_SESSION_URL/reward"
         self._overdue_reward = overdue_reward
         self._late_reward_s = late_reward_s
         self._waiting: dict[AgentSession, tuple[str, float]] = {}
@@ -324,7 +325,7 @@ class Agent(Environment):
             recorded.report({ENVIRONMENT_REWARD: self._overdue_reward})
             return
         late = f" and none came within {self._late_reward_s:g} s (late_reward_s)" if self._late_reward_s else ""
-        raise EnvironmentCodeError(f"the agent reported no reward{late}; it {how}")
+        raise EnvironmentCodeError(f"the agent reported no reward{late} ({self._how_to_report}); it {how}")
 
 
 def _checked_peers(peers: list[str], *, is_elsewhere: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """Computes the tokens of a request that are not recorded yet, by the server's chat template.
 
 Guarantees that tokens of the conversation so far are never made again from text: a request that goes on from a recorded
-answer adds what the template puts after it. Tools are named by the template, or, if it reads none, in a system message.
+answer adds what the template puts after it. Tools are named by the template, or, if it reads none, in a system message;
+calls in a history that it would drop are written into the message's text.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,13 +18,17 @@ from lachesis.pipeline.environment.template import TurnRenderer
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer, RecordedCall
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.rollout import Message
+from lachesis.schemas.rollout import Message, ToolCall
 
 __all__ = ["PromptRenderer", "Tokenize", "tool_text"]
 
 Tokenize = Callable[..., Awaitable[list[int]]]
 """`InferenceRequests.tokenize`."""
 _PROBE = [Message(role="user", content="a")]
+_ANSWER, _CALLED = (
+    Message(role="assistant", content="b", tool_calls=calls)
+    for calls in ([], [ToolCall(name="f", arguments="{}", id="call12345")])
+)
 
 
 class PromptRenderer:
@@ -31,6 +36,7 @@ class PromptRenderer:
 
     def __init__(self) -> None:
         self._reads_tools: bool | None = None
+        self._drops_calls: bool | None = None
         self._turns = WeakKeyDictionary[CallTree, dict[int, TurnRenderer]]()
         """Of each session, by the call that a conversation begins with, how what follows its answers is rendered."""
         self._lock = anyio.Lock()
@@ -45,11 +51,12 @@ class PromptRenderer:
         named = request.tools and not await self._template_reads(requests, request.tools)
         tokenize = partial(requests.tokenize, tools=() if named else request.tools)
         before = [Message(role="system", content=tool_text(request.tools))] if named else []
-        new = [message.as_message() for message in followed.new]
+        new = await self._readable(requests, [message.as_message() for message in followed.new])
         if followed.parent is None:
             return await tokenize(_with_system(before, new))
         path = tree.path(followed.parent)
-        opening = _with_system(before, [message.as_message() for message in path[0].new_messages])
+        began = await self._readable(requests, [message.as_message() for message in path[0].new_messages])
+        opening = _with_system(before, began)
         turns = self._turns.setdefault(tree, {}).setdefault(path[0].index, TurnRenderer())
         return await following_tokens(tokenize, turns, opening, path[-1], new)
 
@@ -62,6 +69,19 @@ class PromptRenderer:
                 except DataError:
                     self._reads_tools = False
             return self._reads_tools
+
+    async def _readable(self, requests: InferenceRequests, messages: list[Message]) -> list[Message]:
+        """Return the messages with calls in their texts, if the template renders a call as if there were none."""
+        if not any(message.tool_calls for message in messages):
+            return messages
+        async with self._lock:
+            if self._drops_calls is None:
+                try:
+                    called = await requests.tokenize([*_PROBE, _CALLED, *_PROBE])
+                    self._drops_calls = called == await requests.tokenize([*_PROBE, _ANSWER, *_PROBE])
+                except DataError:
+                    self._drops_calls = False  # it refuses some messages, and says so
+        return [_with_calls(message) for message in messages] if self._drops_calls else messages
 
 
 async def following_tokens(
@@ -95,6 +115,15 @@ def tool_text(tools: Sequence[dict[str, Any]]) -> str:
     functions = [msgspec.json.encode(tool["function"]).decode() for tool in tools]
     call = '<tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
     return "\n".join(["You may call these functions:", *functions, f"To call one, write {call}"])
+
+
+def _with_calls(message: Message) -> Message:
+    """Return a message with its calls in the text, as `tool_text` asks for them."""
+    calls = [
+        f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
+        for call in message.tool_calls
+    ]
+    return msgspec.structs.replace(message, content="\n".join(filter(None, [message.content, *calls])))
 
 
 def _with_system(before: list[Message], messages: list[Message]) -> list[Message]:

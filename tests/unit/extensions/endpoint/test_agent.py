@@ -295,7 +295,7 @@ async def test_a_function_is_an_agent_and_what_it_returns_is_the_reward(
 @pytest.mark.parametrize(
     ("name", "more", "named"),
     [
-        ("nothing", {}, "reported no reward; it exited with status 0"),
+        ("nothing", {}, r"reported no reward \(a function returns it\); it exited with status 0"),
         ("text", {}, "returned 'seven': a reward is a finite number"),
         ("broken", {}, "status 1(.|\\n)*so far(.|\\n)*functions.py(.|\\n)*KeyError: 'colour'"),
         ("missing", {}, "has no function 'missing'"),

@@ -1,5 +1,6 @@
 """Recorded sequences are, token by token and logprob by logprob, what the engine sampled, whatever the agent does."""
 
+import copy
 import json
 from typing import Any
 
@@ -302,3 +303,27 @@ async def test_responses_follow_the_answer_that_they_name() -> None:
     assert session.tree.calls[1].parent == 0
     with pytest.raises(DataError, match="previous_response_id"):
         await session.answer(responses.read({"model": "m", "input": "more", "previous_response_id": "resp_x"}))
+
+
+async def test_calls_in_a_history_that_the_template_would_drop_are_in_the_text() -> None:
+    """An agent that shows by examples how to call, to a model whose template knows no tools."""
+    engine = ScriptedEngine("qwen")
+    engine.tokenizer = copy.deepcopy(engine.tokenizer)
+    engine.tokenizer.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    session = recorded(engine)
+    shown = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    history = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "so", "tool_calls": [shown]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "user", "content": "and?"},
+    ]
+    answer = await chat(session, history, tools=[TOOL])
+    prompt = engine.tokenizer.decode(engine.sampled[0].prompt)
+    assert 'assistant\nso\n<tool_call>{"name": "add", "arguments": {"a":1}}</tool_call><|im_end|>' in prompt
+    await chat(session, [*history, answer, {"role": "user", "content": "on"}], tools=[TOOL])
+    assert [call.parent for call in session.tree.calls] == [None, 0]
+    check_against_engine(session, engine)
