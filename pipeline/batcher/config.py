@@ -20,8 +20,7 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     batch_size: PositiveInt = 128
     """Samples in a batch, however many sequences each is trained on; groups are never split. A batch has fewer, by less
-    than a group, only if it would otherwise leave out a group that no later batch may have, of which samples failed.
-    Default 128."""
+    than a group, only if it would otherwise leave out a group that no later batch may have. Default 128."""
     token_budget: PositiveInt | None = None
     """Maximum number of tokens in a batch, prompts included. Default None: no bound."""
     max_staleness: Annotated[int, Meta(ge=0)] = 2

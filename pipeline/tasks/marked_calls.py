@@ -50,8 +50,7 @@ def _calls_after(text: str, place: int) -> tuple[list[str], int]:
     if named is not None:
         end = _object_end(text, named.end())
         arguments = text[named.end() : end or len(text)]
-        call = f'{{"name": {json.dumps(named["name"])}, "arguments": {arguments}}}'
-        return [_enclosed(call)], end or len(text)
+        return [call_text(named["name"], arguments)], end or len(text)
     listed = _LISTED.match(text, place)
     if listed is None:
         return [], place
@@ -65,6 +64,11 @@ def _calls_after(text: str, place: int) -> tuple[list[str], int]:
         between = _BETWEEN.match(text, end)
         place = end if between is None else between.end()
     return calls, place + (listed["open"] is not None and text[place : place + 1] == "]")
+
+
+def call_text(name: str, arguments: str) -> str:
+    """Return the text of a call as `tool_calls` reads it; `arguments`: JSON."""
+    return _enclosed(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}')
 
 
 def _enclosed(call: str) -> str:

@@ -232,8 +232,7 @@ class Learner:
         packs = self._packs()
         if self._trees is None and packs and self.config.pack_trees:
             self._trees = choose_trees(self.trained, has_inputs=bool(self.inputs))
-        trees = packs and self.config.pack_trees and bool(self._trees)
-        return {"in_one_row": packs, "always": self.config.compile, "trees": trees}
+        return {"in_one_row": packs, "always": self.config.compile, "trees": bool(self._trees)}
 
     def _policy_logprobs(
         self, micro: PackedBatch, given: PassInputs

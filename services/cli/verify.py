@@ -7,9 +7,7 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.offline.verification.checks import (
-    NumericFinding,
-)
+from lachesis.pipeline.offline.verification.checks import NumericFinding
 from lachesis.pipeline.offline.verification.recorded import check_loss, check_raters, newest_groups
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import RolloutGroup

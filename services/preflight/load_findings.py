@@ -13,6 +13,12 @@ _MEND_BY_CHECK = {
     "tried": "correct the rater or the environment that it names: groups without scores are not trained on",
     "prompts": "correct the prompts, chat_template_kwargs, or the template",
 }
+_MEND_BY_TABLE = {
+    "inference": 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"',
+    "training": "correct {0}, or leave it out: metrics.jsonl holds every figure in any case",
+    "curriculum": "correct {0}, or the code that it names",
+    "devices": 'leave it out, or set it to "auto"; or start the run where that GPU is',
+}
 
 
 class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +49,6 @@ def doctor_finding(finding: LoadFinding, config: RunConfig, load_s: float) -> Do
     if finding.state == "doubtful":
         return warn(setting, finding.text, _mend(setting))
     return fail(setting, finding.text, _mend(setting))
-
-
-_MEND_BY_TABLE = {
-    "inference": 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"',
-    "training": "correct {0}, or leave it out: metrics.jsonl holds every figure in any case",
-    "curriculum": "correct {0}, or the code that it names",
-    "devices": 'leave it out, or set it to "auto"; or start the run where that GPU is',
-}
 
 
 def _mend(setting: str) -> str:

@@ -17,6 +17,7 @@ from lachesis.pipeline.environment.inference import InferenceRequests
 from lachesis.pipeline.environment.template import TurnRenderer
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer, RecordedCall
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
+from lachesis.pipeline.tasks.marked_calls import call_text
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message, ToolCall
 
@@ -119,10 +120,7 @@ def tool_text(tools: Sequence[dict[str, Any]]) -> str:
 
 def _with_calls(message: Message) -> Message:
     """Return a message with its calls in the text, as `tool_text` asks for them."""
-    calls = [
-        f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
-        for call in message.tool_calls
-    ]
+    calls = [call_text(call.name, call.arguments) for call in message.tool_calls]
     return msgspec.structs.replace(message, content="\n".join(filter(None, [message.content, *calls])))
 
 

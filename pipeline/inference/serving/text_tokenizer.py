@@ -20,7 +20,7 @@ from lachesis.pipeline.model.chat_template import render_chat
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import text_length
 
-__all__ = ["TextTokenizer", "chat_tokens"]
+__all__ = ["TextTokenizer"]
 
 _READERS = 2
 """Long texts read at once, so that what that takes in memory is bounded."""
@@ -56,13 +56,13 @@ class TextTokenizer:
 
     def _encode(self, request: TokenizeRequest) -> list[int]:
         if request.messages is not None:
-            return chat_tokens(self._tokenizer, request)
+            return _chat_tokens(self._tokenizer, request)
         special = request.add_special_tokens is not False
         tokens: list[int] = self._tokenizer.encode(request.prompt, add_special_tokens=special)
         return tokens
 
 
-def chat_tokens(tokenizer: Any, request: TokenizeRequest) -> list[int]:
+def _chat_tokens(tokenizer: Any, request: TokenizeRequest) -> list[int]:
     """Return the token ids of messages.
 
     Some templates want the arguments of tool calls as text, most as objects.

@@ -4,8 +4,9 @@ from typing import Any
 
 import anyio
 import pytest
+from unit.environment.one_task import OneTask
 
-from lachesis import Environment, Session, Task
+from lachesis import Session, Task
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.environment.rollout import collect_group
 from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
@@ -14,20 +15,11 @@ from lachesis.schemas.calls import GroupStart, SessionCall, SessionEnd
 from lachesis.testing import FakeInference
 
 
-class Impatient(Environment):
+class Impatient(OneTask):
     """Waits for its second turn in a scope that may be cancelled, and asks again where it was."""
 
     max_turns = 3
     scope: anyio.CancelScope | None = None
-
-    def __len__(self) -> int:
-        return 1
-
-    def task(self, index: int) -> Task:
-        return Task(item="x", prompt="?")
-
-    def reward(self, task: Task, session: Session) -> float:
-        return 0.0
 
     async def rollout(self, task: Task, session: Session) -> None:
         await session.generate()

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from unit.environment.one_task import OneTask
 
 from lachesis import Environment, SampleEnded, Session, Task
 from lachesis.pipeline.environment.config import CollectConfig
@@ -21,20 +22,11 @@ from lachesis.schemas.rollout import RolloutGroup
 from lachesis.testing import FakeInference
 
 
-class Tree(Environment):
+class Tree(OneTask):
     """A turn, two branches of which the first is forked again after a turn, and the conversation itself goes on."""
 
     max_turns = 8
     at_once = False
-
-    def __len__(self) -> int:
-        return 1
-
-    def task(self, index: int) -> Task:
-        return Task(item="x", prompt="?")
-
-    def reward(self, task: Task, session: Session) -> float:
-        return 0.0
 
     async def rollout(self, task: Task, session: Session) -> None:
         await session.generate()
