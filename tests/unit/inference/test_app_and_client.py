@@ -654,7 +654,7 @@ async def test_the_server_answers_while_text_is_read(guarded, monkeypatch):
         go_on.wait(30)
         return [1]
 
-    monkeypatch.setattr(text_tokenizer, "chat_tokens", slowly)
+    monkeypatch.setattr(text_tokenizer.TextTokenizer, "_encode", slowly)
     monkeypatch.setattr(text_tokenizer, "_SHORT_CHARS", 0)
     async with http_of(guarded) as http, anyio.create_task_group() as tasks:
         tasks.start_soon(partial(http.post, "/tokenize", json={"messages": HI}))

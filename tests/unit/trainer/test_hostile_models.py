@@ -4,11 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 import torch
 
 from lachesis.pipeline.inference.protocol import TokenizeRequest
-from lachesis.pipeline.inference.serving.text_tokenizer import chat_tokens
+from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -74,5 +75,5 @@ def test_a_chat_template_cannot_do_harm(policy: PolicyModel, tmp_path: Path, tem
     policy.tokenizer.chat_template = template.replace("ran)", f"{str(ran)!r})")
     body = TokenizeRequest(messages=[{"role": "user", "content": "hello"}])
     with pytest.raises(DataError, match="chat template"):
-        chat_tokens(policy.tokenizer, body)
+        anyio.run(TextTokenizer(policy.tokenizer, 64).tokens, body)
     assert not ran.exists()
