@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 RUN = "r"
 
 
+@pytest.mark.slow
 async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_goes_on(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(words=8))
     world.inference.delay_s["words"] = 0.02

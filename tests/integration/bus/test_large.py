@@ -211,6 +211,7 @@ async def test_large_and_small_in_one_fetch(nats_bus: NatsBus) -> None:
         assert [m.data async for m in reader] == data
 
 
+@pytest.mark.slow
 async def test_a_large_message_survives_a_restart_in_the_middle(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:

@@ -66,6 +66,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [False, True])
 async def test_a_server_whose_host_was_killed_is_found_again_where_it_was(tmp_path: Path, taken: bool) -> None:
     async with await anyio.open_process([sys.executable, "-c", _HOST, str(tmp_path / "store")]) as host:

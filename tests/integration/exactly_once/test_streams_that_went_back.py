@@ -306,6 +306,7 @@ async def test_a_record_that_calls_more_trimmed_than_can_have_been_is_refused_an
             assert (await read_record(bus, RUN)).trimmed == expected
 
 
+@pytest.mark.slow
 async def test_what_the_record_calls_lost_and_no_recovery_noted_is_named(copies, tmp_path):
     """The governor's key could write it, to hide what it deletes; a recovery leaves its record in the folder."""
     config = config_of(copies)

@@ -34,6 +34,7 @@ async def bus(fresh_server, streams_config, anyio_backend):
         yield connected
 
 
+@pytest.mark.slow
 async def test_two_scorers_score_every_group_over_kills_of_the_server(bus, fresh_server, streams_config, make_lab):
     lab = make_lab(bus)
     services = []

@@ -225,6 +225,7 @@ async def test_the_gateway_outlives_any_body(gateway: httpx.AsyncClient, method:
             assert "Traceback" not in answer.text
 
 
+@pytest.mark.slow
 async def test_the_endpoint_answers_nobody_without_a_key_nor_pages(endpoint: httpx.AsyncClient) -> None:
     for method, path in ENDPOINT:
         secret, wrong = (TOKEN, KEY) if path == "/sessions" else (KEY, TOKEN)

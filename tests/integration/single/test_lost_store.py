@@ -103,6 +103,7 @@ async def test_what_is_gone_is_named_and_nothing_is_made_in_its_place(
     assert {one.name for one in await bus.describe_streams()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "harm"), list(zip([*STREAMS, BUCKET], cycle(["deleted", "made again"]))))
 async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_is_named(
     bus: NatsBus, config: RunConfig, server_token: Path, kind: str, harm: str

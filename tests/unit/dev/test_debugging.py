@@ -159,6 +159,7 @@ def test_no_time_limit_runs_out_at_a_breakpoint_on_the_loop_or_in_a_thread(tmp_p
     assert out.count("breaks()") >= 2
 
 
+@pytest.mark.slow
 def test_quitting_the_debugger_ends_the_process(tmp_path: Path) -> None:
     main = """
     try:

@@ -73,6 +73,7 @@ def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(site: Path) -> N
     assert len(set(found.problems)) == len(found.problems)
 
 
+@pytest.mark.slow
 def test_they_are_listed_and_can_be_selected(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

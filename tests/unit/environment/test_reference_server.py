@@ -67,6 +67,7 @@ async def collected(policy: PolicyModel, folder: Path, n: int) -> RolloutGroup:
     return build_group(draft, run="r", env="e", producer="p", epoch=0, counter=0, tokenizer_hash=policy.tokenizer_hash)
 
 
+@pytest.mark.slow
 async def test_logprobs_are_those_of_the_whole_sequence(policy: PolicyModel, tmp_path: Path) -> None:
     group = await collected(policy, tmp_path, 6)
     turns = []
@@ -83,6 +84,7 @@ async def test_logprobs_are_those_of_the_whole_sequence(policy: PolicyModel, tmp
     assert group.policy_versions == [VERSION]
 
 
+@pytest.mark.slow
 async def test_a_seed_repeats_a_whole_conversation(policy: PolicyModel, tmp_path: Path) -> None:
     first = await collected(policy, tmp_path, 3)
     second = await collected(policy, tmp_path, 3)

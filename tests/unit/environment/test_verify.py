@@ -182,6 +182,7 @@ class Runs(Good):
 """
 
 
+@pytest.mark.slow
 async def test_what_an_environment_runs_beside_its_samples_is_up_in_verify_and_doctor(tmp_path: Path) -> None:
     (tmp_path / "runs.py").write_text(GOOD + RUNNING)
     kind = f"{tmp_path}/runs.py:Runs"

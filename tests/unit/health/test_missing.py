@@ -102,6 +102,7 @@ def test_a_strict_rater_that_fails_more_and_more_quarantines(groups):
     assert monitor.standing.cause == "missing"
 
 
+@pytest.mark.slow
 def test_many_missing_ratings_inform_and_warn_if_they_last(groups):
     monitor = EnvMonitor(HealthConfig())
 

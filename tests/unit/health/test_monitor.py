@@ -31,6 +31,7 @@ def test_a_warning_that_lasts_becomes_a_quarantine_and_then_a_halt(groups, monit
     assert (monitor.standing.halted, monitor.standing.cause) == (True, "mode_collapse")
 
 
+@pytest.mark.slow
 def test_answers_that_repeat_themselves_never_do_more_than_warn(groups, monitor):
     """The right answers of grid puzzles have a distinct-3 of a twentieth."""
     groups.windows(monitor, 2)

@@ -263,6 +263,7 @@ async def test_a_request_is_applied_once(lab, groups):
     assert [event.source for event in await alerts(lab)].count("resume") == 1
 
 
+@pytest.mark.slow
 async def test_a_warning_is_a_problem_until_the_check_finds_it_over(lab, groups):
     """Here of a bonus that no sample earns, until one does."""
 

@@ -41,9 +41,9 @@ def start_engine(policy, _chosen, monkeypatch):
     """Return a function that makes an engine over the policy; enter it with `with`."""
     monkeypatch.setattr(engine_module, "choose_decoding", lambda model, _: _chosen(model))
 
-    def make(**limits):
+    def make(*, ends=policy.tokenizer.eos_token_id, decode=None, **limits):
         config = EngineConfig(**limits)
-        return Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version=VERSION, config=config)
+        return Engine(policy.model, eos_token_id=ends, weight_version=VERSION, config=config, decode=decode)
 
     return make
 

@@ -604,6 +604,7 @@ async def test_what_changes_the_state_takes_the_token(guarded):
                 assert not refused
 
 
+@pytest.mark.slow
 async def test_with_a_key_nobody_else_is_answered_and_the_key_changes_no_state(policy, tmp_path):
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b") as engine:
         app = build_app(policy, engine, model_name="tiny", weights_folder=tmp_path, token="secret", key="key")

@@ -56,6 +56,7 @@ def held(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.outside
 def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held: "subprocess.Popen[str]") -> None:
     assert held.stdin is not None

@@ -94,6 +94,7 @@ def test_every_reference_leads_somewhere() -> None:
             place = place[step]
 
 
+@pytest.mark.slow
 def test_every_schema_is_a_schema() -> None:
     for name, text in documents().items():
         if name.endswith(".schema.json"):

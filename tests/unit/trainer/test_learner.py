@@ -93,6 +93,7 @@ def test_refused_batches_leave_weights_and_optimizer_alone(changes, text, small_
     assert all(float(state["step"]) == 1 for state in learner.optimizer.state.values())
 
 
+@pytest.mark.slow
 def test_warm_start_lowers_the_loss_and_repeats_to_the_bit(small_policy):
     pairs = [(f"say {word}", word) for word in ("cat", "dog", "bird")]
     config = WarmStartConfig(steps=30, batch_size=8)

@@ -81,6 +81,7 @@ def test_adapters_have_the_gradients_and_moments_of_what_they_train(plain):
     assert found.weights == plain.weights + 4 * trained
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is an extra")
 def test_adapters_are_merged_into_new_weights_after_the_step():
     found = planned(shape=StepShape(1, 8), lora=LoraConfig())

@@ -421,6 +421,7 @@ def dying_at_checkpoint(lab, step, *, before=False):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("die_at", range(1, STEPS))
 async def test_a_trainer_killed_in_mid_step_goes_on_with_the_same_batches_to_the_same_bits(
     lab, config, uninterrupted, die_at

@@ -277,6 +277,7 @@ def functions(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["functions.py", "functions"])
 async def test_a_function_is_an_agent_and_what_it_returns_is_the_reward(
     tasks: str, functions: str, source: str

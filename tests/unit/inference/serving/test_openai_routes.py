@@ -9,9 +9,7 @@ import httpx
 import pytest
 import torch
 
-from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engines.reference.app import build_app
-from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.serving import openai_routes
 from lachesis.pipeline.inference.serving.requests import SampleRow
 from lachesis.pipeline.model.logprobs import token_logprobs
@@ -23,14 +21,8 @@ CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 
 
 @pytest.fixture
-def engine(policy):
-    with Engine(
-        policy.model,
-        eos_token_id=policy.tokenizer.eos_token_id,
-        weight_version=VERSION,
-        config=EngineConfig(),
-        decode=partial(policy.tokenizer.decode, skip_special_tokens=True),
-    ) as running:
+def engine(policy, start_engine):
+    with start_engine(decode=partial(policy.tokenizer.decode, skip_special_tokens=True)) as running:
         yield running
 
 

@@ -6,9 +6,7 @@ import httpx
 import pytest
 import torch
 
-from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engines.reference.app import build_app
-from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.model.end_tokens import end_tokens
 
 PROMPT = [1, 5, 6]
@@ -16,7 +14,7 @@ WORDS = [20, 21, 4, 22, 3, 23, 2]  # letters; 4 unknown, 3 a separator and 2 the
 
 
 @pytest.fixture
-def scripted(policy):
+def scripted(policy, start_engine):
     """The policy says WORDS, one after the other, whatever it is asked."""
     forward = policy.model.forward
 
@@ -32,13 +30,7 @@ def scripted(policy):
         policy.model.forward = forward
         policy.model.generation_config.eos_token_id = config.pop("ends", [2])
         ends = end_tokens(policy.model, policy.tokenizer)
-        engine = Engine(
-            policy.model,
-            eos_token_id=ends,
-            weight_version="0-a-b",
-            config=EngineConfig(),
-            decode=policy.tokenizer.decode,
-        )
+        engine = start_engine(ends=ends, decode=policy.tokenizer.decode)
         policy.model.forward = spoken  # after the engine has found how to decode it
         return engine
 

@@ -123,6 +123,7 @@ def of_one_text(text: str, rows: int) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["plain", "list", "struct"])
 def test_a_text_that_many_rows_refer_to_counts_for_each_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str

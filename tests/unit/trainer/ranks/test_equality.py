@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent / "one_rank.py"
 FIRST = [[0, [19, 12, 16], 0.5], [1, [9, 6], 1.0], [2, [11, 5, 7, 8], 0.7]]
 SECOND = [[3, [17, 17], 0.4], [4, [6, 9, 30], 0.9]]

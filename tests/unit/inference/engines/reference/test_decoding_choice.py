@@ -26,6 +26,7 @@ def test_the_context_is_what_the_model_says_or_a_sensible_one(name, right):
     assert context_length(family_model(name).config) == right
 
 
+@pytest.mark.slow
 def test_sequences_of_different_positions_share_a_pass_only_below_the_change():
     model = family_model("phi3")
     assert positions_change_at(model.config, 90) == 24
@@ -48,6 +49,7 @@ def test_positions_that_depend_on_what_was_read_before_are_refused_beyond_the_fi
         choose_decoding(model, 33)
 
 
+@pytest.mark.slow
 def test_a_way_that_gives_other_logits_is_not_taken(monkeypatch, caplog):
     model = family_model("qwen3")
     append = PaddedBatch.append_tokens

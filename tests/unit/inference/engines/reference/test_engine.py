@@ -32,6 +32,7 @@ def until(condition):
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_mixed_lengths_in_one_batch_equal_an_unbatched_pass(start_engine, policy, temperature):
     with start_engine(max_running_sequences=7, max_prefill_tokens=40) as engine:
@@ -131,6 +132,7 @@ def test_prompt_logprobs_and_ranks(start_engine, policy):
         assert entry[str(token)].rank == plain[position + 1][str(token)].rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elements", [1, 2**26])
 def test_prompts_scored_together_equal_prompts_scored_alone(start_engine, policy, monkeypatch, elements):
     monkeypatch.setattr("lachesis.pipeline.inference.engines.reference.prompt_scoring.SCORING_ELEMENTS", elements)
@@ -144,6 +146,7 @@ def test_prompts_scored_together_equal_prompts_scored_alone(start_engine, policy
         assert values == pytest.approx(alone(policy.model, prompt[:1], prompt[1:]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_new_weights_between_two_tokens_give_exact_spans_and_logprobs(start_engine, policy):
     other = build_tiny_policy(9, width=32, layers=2, max_length=96)
     old = {name: tensor.clone() for name, tensor in policy_tensors(policy.model).items()}

@@ -42,6 +42,7 @@ def test_a_device_that_is_not_there_is_named(monkeypatch, setting, gpus):
         find_device(setting, "eval")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("travels", ["float32", "bfloat16"])
 async def test_weights_arrive_at_a_server_that_computes_in_bfloat16(policy, tmp_path, travels):
     threads = torch.get_num_threads()

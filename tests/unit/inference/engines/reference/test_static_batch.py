@@ -62,6 +62,7 @@ def test_sizes_are_few_and_hold_what_they_are_for():
     assert bucket(3, 64) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("pool", [lambda: GraphPool(CPU), RecordingPool], ids=["plain", "recorded"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gpt2"])
@@ -230,6 +231,7 @@ def test_it_is_recorded_on_the_device_of_the_pool_in_memory_that_graphs_hold(mon
     assert cuda.current is cuda.first
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_recorded_is_plain_code_and_said_once(policy, caplog):
     pool = RecordingPool(refuses="a CUDA graph cannot hold its step: it waits for the GPU")
     batch, right = StaticBatch(policy.model, pool), PaddedBatch(policy.model)
@@ -244,6 +246,7 @@ def test_a_step_that_cannot_be_recorded_is_plain_code_and_said_once(policy, capl
     assert "it waits for the GPU; steps run without a graph from now on" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refuses", [None, "a CUDA graph cannot hold its step: it waits for the GPU"])
 def test_a_gpu_tries_it_first_and_says_why_not(policy, monkeypatch, caplog, refuses):
     pool = RecordingPool(refuses, strict=True)
@@ -259,6 +262,7 @@ def test_a_gpu_tries_it_first_and_says_why_not(policy, monkeypatch, caplog, refu
         assert refuses in caplog.text
 
 
+@pytest.mark.slow
 def test_a_cpu_does_without(policy):
     assert type(choose_decoding(policy.model, 90)) is PaddedBatch
     assert not GraphPool(CPU).records
