@@ -40,7 +40,9 @@ class Received:
     def traces(self, request: Any) -> None:
         for part in request.resource_spans:
             service = _service(part.resource)
-            self.resources[service] = {pair.key: pair.value.string_value for pair in part.resource.attributes}
+            said = {pair.key: pair.value.string_value for pair in part.resource.attributes}
+            # who rebuilds another service's spans leaves out what holds of that process alone
+            self.resources[service] = self.resources.get(service, {}) | said
             self.spans += [(service, span) for scope in part.scope_spans for span in scope.spans]
 
     def figures(self, request: Any) -> None:
