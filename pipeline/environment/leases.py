@@ -5,7 +5,10 @@ unavailable, the producer waits. Held leases are renewed until they are settled.
 recorded for the supervisor (`leases_of`), which renews them while this process is held up.
 """
 
-from contextlib import suppress
+from bisect import insort
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 
 import anyio
 import msgspec
@@ -28,6 +31,8 @@ _DEFAULT_RETRY_S = 0.5
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
 _NOTE = "leases"
+_MOST_AT_ONCE = 16
+"""Requests of one producer under way: as many as the governor answers at once."""
 
 
 class ProducerLeases:
@@ -38,7 +43,7 @@ class ProducerLeases:
         self._producer = producer
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
-        self._turn = anyio.Lock()
+        self._queue = _RequestQueue()
         self._note = SharedNote(_NOTE)
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
@@ -52,17 +57,22 @@ class ProducerLeases:
     async def acquire(self, sequences: int, size: int, calls: int = 0) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains.
 
-        `calls`: bytes that its calls may take. Of the groups that wait, the one that has waited longest sends requests:
-        the others would be refused for the same reason, and are served in their order once there is room.
+        `calls`: bytes that its calls may take. Requests are sent in the order of the calls. While there is no room, one
+        is under way, that of the group that has waited longest: the others would be refused for the same reason.
         """
-        async with self._turn:
-            while not self._service.draining.is_set():
-                lease, retry_s = await self.request_lease(sequences, size, calls, wait_s=_WAIT_S)
+        turn = self._queue.next_turn()
+        while True:
+            async with self._queue.place(turn):
+                if self._service.draining.is_set():
+                    return None
+                alone = self._queue.at_once == 1
+                lease, retry_s = await self.request_lease(sequences, size, calls, wait_s=_WAIT_S if alone else 0.0)
+                self._queue.record(granted=lease is not None)
                 if lease is not None:
                     return lease
-                with anyio.move_on_after(retry_s):
-                    await self._service.draining.wait()
-        return None
+                if alone:
+                    with anyio.move_on_after(retry_s):
+                        await self._service.draining.wait()
 
     async def adopt(self, lease: str, sequences: int, size: int, calls: int) -> bool:
         """Renew the lease of a process that this one replaces, and hold it; False: it has ended."""
@@ -190,6 +200,47 @@ class ProducerLeases:
         subject = subjects.lease(self._service.run, self._env)
         asked = self._service.bus if bus is None else bus
         return decode(LeaseReply, await asked.request(subject, encode(request), timeout_s=timeout_s))
+
+
+class _RequestQueue:
+    """Lets requests go in the order of their turns, as many at once as were granted in a row, at least one.
+
+    One that was refused keeps its turn, so that groups that need much room are not overtaken for ever.
+    """
+
+    def __init__(self) -> None:
+        self.at_once = 1
+        self._under_way = 0
+        self._turns = count()
+        self._waiting: list[tuple[int, anyio.Event]] = []
+
+    def next_turn(self) -> int:
+        return next(self._turns)
+
+    @asynccontextmanager
+    async def place(self, turn: int) -> AsyncIterator[None]:
+        """Wait until the request of this turn may go; the context lasts until it is answered."""
+        waits = (turn, anyio.Event())
+        insort(self._waiting, waits)
+        self._admit()
+        try:
+            await waits[1].wait()
+            yield
+        finally:
+            if waits[1].is_set():
+                self._under_way -= 1
+            else:
+                self._waiting.remove(waits)
+            self._admit()
+
+    def record(self, *, granted: bool) -> None:
+        self.at_once = min(self.at_once + 1, _MOST_AT_ONCE) if granted else 1
+
+    def _admit(self) -> None:
+        while self._waiting and self._under_way < self.at_once:
+            _, admitted = self._waiting.pop(0)
+            self._under_way += 1
+            admitted.set()
 
 
 def leases_of(pid: int) -> list[LeaseRequest]:
