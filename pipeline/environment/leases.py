@@ -31,7 +31,7 @@ _DEFAULT_RETRY_S = 0.5
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
 _NOTE = "leases"
-_MOST_AT_ONCE = 16
+_MAX_REQUESTS = 16
 """Requests of one producer under way: as many as the governor answers at once."""
 
 
@@ -234,7 +234,7 @@ class _RequestQueue:
             self._admit()
 
     def record(self, *, granted: bool) -> None:
-        self.at_once = min(self.at_once + 1, _MOST_AT_ONCE) if granted else 1
+        self.at_once = min(self.at_once + 1, _MAX_REQUESTS) if granted else 1
 
     def _admit(self) -> None:
         while self._waiting and self._under_way < self.at_once:
