@@ -10,9 +10,19 @@ from urllib.parse import ParseResult, unquote, urlparse
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["check_addresses", "decoded_credentials", "is_websocket", "split_addresses", "url_host"]
+__all__ = [
+    "check_addresses",
+    "decoded_credentials",
+    "host_and_port",
+    "is_websocket",
+    "parse_address",
+    "split_addresses",
+    "url_host",
+]
 
 _TCP, _WEBSOCKET = ("nats", "tls"), ("ws", "wss")
+_PORT = 4222
+_DEFAULT_PORTS = {**dict.fromkeys(_TCP, _PORT), "ws": 80, "wss": 443}
 _ENCODE = "a user or password in it with / ? # , % or @ is written percent-encoded (%2F %3F %23 %2C %25 %40)"
 
 
@@ -62,6 +72,22 @@ def _unreadable(rest: str) -> str:
             ipaddress.IPv6Address(candidate.partition("%")[0])
             return "an IPv6 address stands in brackets: nats://[::1]:4222"
     return f"its port is no number from 0 to 65535; {_ENCODE}"
+
+
+def parse_address(address: str) -> ParseResult:
+    """Return a checked address as the client reads it, with the scheme and port that it leaves out.
+
+    A websocket's is left without a port, as the client leaves it.
+    """
+    server = urlparse(address if "://" in address else f"nats://{address}")
+    if server.port is not None or server.scheme not in _TCP:
+        return server
+    return server._replace(netloc=f"{server.netloc.rstrip(':')}:{_PORT}")
+
+
+def host_and_port(server: ParseResult) -> tuple[str, int]:
+    """Return where a server is reached; an address without a port means that of its scheme."""
+    return server.hostname or "", server.port or _DEFAULT_PORTS.get(server.scheme, _PORT)
 
 
 def decoded_credentials(server: ParseResult) -> dict[str, str]:

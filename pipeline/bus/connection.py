@@ -11,13 +11,13 @@ import random
 import ssl
 from pathlib import Path
 from typing import Any
-from urllib.parse import ParseResult, urlparse
+from urllib.parse import ParseResult
 
 import anyio
 import msgspec
 import nats.errors
 
-from lachesis.pipeline.bus.addresses import is_websocket, split_addresses
+from lachesis.pipeline.bus.addresses import host_and_port, is_websocket, parse_address, split_addresses
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.client import NatsClient, is_refusal
@@ -47,7 +47,6 @@ _PENDING_BYTES = 4 << 20
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
 _LISTENS_S = 1.0
-_DEFAULT_PORT = 4222
 _OTHER_PORT = "attempted to connect to"
 """How a nats-server begins what it says to a client at its port for leaf nodes, gateways or routes."""
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
@@ -123,10 +122,10 @@ async def connect(
 
 async def _listens(config: ConnectionConfig) -> bool:
     """Return whether anything accepts connections at the last address."""
-    place = urlparse(at if "://" in (at := split_addresses(config.url)[-1]) else f"nats://{at}")
+    place = host_and_port(parse_address(split_addresses(config.url)[-1]))
     with anyio.move_on_after(_LISTENS_S):
         try:
-            async with await anyio.connect_tcp(place.hostname or "", place.port or _DEFAULT_PORT):
+            async with await anyio.connect_tcp(*place):
                 return True
         except OSError:
             return False
@@ -171,8 +170,8 @@ def _shuffled(config: ConnectionConfig) -> ConnectionConfig:
 
 def _home(config: ConnectionConfig) -> ParseResult | None:
     """Return the server to come back to, the first in the connection's own order; None where there is only one."""
-    first, *others = config.url.split(",")
-    return urlparse(first if "://" in first else f"nats://{first}") if others else None
+    first, *others = split_addresses(config.url)
+    return parse_address(first) if others else None
 
 
 def _raise_if_refused(error: Exception, shown: str, refused: str) -> None:

@@ -7,13 +7,12 @@ know has said so: in a cluster without a leader no server answers for a stream, 
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import anyio
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.bus.addresses import host_and_port, parse_address, split_addresses
 from lachesis.pipeline.bus.replies import MISSING_HINT, NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
-from lachesis.pipeline.common.secrets import without_secrets
 
 if TYPE_CHECKING:
     from lachesis.pipeline.bus.server_link import ServerLink
@@ -26,7 +25,6 @@ _KEPT_S = 2.0
 """Seconds before an explanation is requested again: many waits have the same reason."""
 _LEADERLESS_S = 0.3
 """Seconds that a stream's own leader still has to answer, once the server has said that its JetStream has none."""
-_DEFAULT_PORT = 4222
 
 
 async def explain(link: "ServerLink", stream: str) -> str:
@@ -111,18 +109,13 @@ async def _read(link: "ServerLink", stream: str, data: bytes) -> str:
 
 async def _away(link: "ServerLink") -> str:
     """Return how many of several configured servers take no connection, as the end of a sentence."""
-    addresses = _addresses(link.config.url)
+    addresses = [host_and_port(parse_address(one)) for one in split_addresses(link.config.url)]
     if len(addresses) < 2:
         return ""
     away = await servers_away(addresses)
     if not away:
         return f" ({len(addresses)} of {len(addresses)} servers take connections; they may be cut off from one another)"
     return f" ({len(away)} of {len(addresses)} servers away: {', '.join(f'{host}:{port}' for host, port in away)})"
-
-
-def _addresses(urls: str) -> list[tuple[str, int]]:
-    parts = [urlsplit(without_secrets(url.strip())) for url in urls.split(",")]
-    return [(part.hostname, part.port or _DEFAULT_PORT) for part in parts if part.hostname]
 
 
 async def servers_away(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -4,9 +4,7 @@ A server gives no reason: an unknown user, an unknown account and a wrong passwo
 is known here, so the text is about that, and it never holds a secret.
 """
 
-from urllib.parse import urlparse
-
-from lachesis.pipeline.bus.addresses import split_addresses
+from lachesis.pipeline.bus.addresses import parse_address, split_addresses
 from lachesis.pipeline.bus.config import ConnectionConfig
 
 __all__ = ["describe_refused"]
@@ -36,7 +34,7 @@ def describe_refused(config: ConnectionConfig, shown: str, *, has_token: bool) -
     if has_token or config.token_file:
         which = f"in {config.token_file}" if config.token_file else "given"
         return f"the server at {shown} does not take the token {which}: give the one in its configuration"
-    if any(urlparse(url if "://" in url else f"nats://{url}").username for url in split_addresses(config.url)):
+    if any(parse_address(url).username for url in split_addresses(config.url)):
         return f"the server at {shown} does not take the credentials in nats.url: give what its configuration has"
     return (
         f"the server at {shown} wants credentials, and none were given: set nats.nkey_folder to what `lachesis auth "

@@ -7,6 +7,8 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import TcpTransport
 
+from lachesis.pipeline.bus.addresses import host_and_port
+
 __all__ = ["Transport"]
 
 _MAX_HANDSHAKE_BYTES = 1 << 20
@@ -25,7 +27,7 @@ class Transport(TcpTransport):  # type: ignore[misc]  # untyped
         """Connect. Raises `OSError` and `TimeoutError` (`connect_timeout`: seconds)."""
         loop, reader = asyncio.get_running_loop(), _Reader(limit=_MAX_HANDSHAKE_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
-        connecting = loop.create_connection(lambda: protocol, str(uri.hostname), uri.port or 4222)
+        connecting = loop.create_connection(lambda: protocol, *host_and_port(uri))
         transport, _ = await asyncio.wait_for(connecting, connect_timeout)
         self._use(transport, protocol, reader)
         # a connection that goes over to TLS must not be collected with its first reader and writer

@@ -4,7 +4,14 @@ from urllib.parse import urlparse
 
 import pytest
 
-from lachesis.pipeline.bus.addresses import check_addresses, decoded_credentials, url_host
+from lachesis.pipeline.bus.addresses import (
+    check_addresses,
+    decoded_credentials,
+    host_and_port,
+    parse_address,
+    url_host,
+)
+from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import ConfigError
 
@@ -66,6 +73,26 @@ def test_what_is_wrong_with_an_address_is_said_without_its_secrets(text: str, sa
 )
 def test_credentials_are_decoded(address: str, fields: dict[str, str]) -> None:
     assert decoded_credentials(urlparse(address)) == fields
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("nats://h:1", ("h", 1)),
+        ("tls://us:p%40@h", ("h", 4222)),
+        ("us:p@h", ("h", 4222)),
+        ("h:7", ("h", 7)),
+        ("h", ("h", 4222)),
+        ("[::1]", ("::1", 4222)),
+        ("nats://h:", ("h", 4222)),
+        ("ws://h", ("h", 80)),
+        ("wss://h/path", ("h", 443)),
+    ],
+)
+def test_an_address_is_read_as_the_client_reads_it(address: str, place: tuple[str, int]) -> None:
+    server = parse_address(address)
+    assert server == NatsClient._parse_server_uri(address)
+    assert host_and_port(server) == place
 
 
 def test_an_ipv6_address_stands_in_brackets_in_a_url() -> None:

@@ -62,3 +62,10 @@ async def test_what_a_stream_says_goes_before_what_its_server_says() -> None:
 async def test_a_silent_server_and_a_silent_stream_are_told_apart() -> None:
     assert "one takes connections and does not answer" in await reason({})
     assert "nobody does for LEDGER" in await reason({SERVER_INFO: b"{}"})
+
+
+@pytest.mark.outside
+async def test_servers_that_take_no_connection_are_named_however_their_addresses_are_written() -> None:
+    server = OneServer({SERVER_INFO: b""})
+    server.config = ConnectionConfig(url="127.0.0.1:1, nats://user:p%40ss@127.0.0.1:2")
+    assert "(2 of 2 servers away: 127.0.0.1:1, 127.0.0.1:2)" in await explain(cast("ServerLink", server), "LEDGER")

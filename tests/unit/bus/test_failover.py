@@ -9,6 +9,8 @@ import anyio.lowlevel
 import pytest
 
 from lachesis.pipeline.bus import failover
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.connection import _home
 from lachesis.pipeline.bus.failover import LEAVE_AFTER_S, Failover
 from lachesis.pipeline.bus.server_waits import ServerWaits
 
@@ -167,3 +169,10 @@ async def test_it_comes_back_once_its_own_server_serves_again():
 async def test_it_does_not_come_back_while_it_waits():
     here = FakeLink(0, SERVED)
     assert (await watch(here, {"h1": FakeLink(1, SERVED)}, stalled_s=60, home=URLS[1]))[0] == []
+
+
+async def test_a_server_whose_address_names_no_port_is_its_own_server_too():
+    """Else every process would dial its own server for ever, and leave it to come back to it."""
+    home = _home(ConnectionConfig(url="u:p@h0, nats://u:p@h1"))
+    assert home == URLS[0]
+    assert await watch(FakeLink(0, SERVED), {"h0": FakeLink(0, SERVED)}, stalled_s=None, home=home) == ([], [])
