@@ -4,8 +4,8 @@ A consumer that filters the real subjects sees heads alone, so that one message 
 last: a producer that dies half-way leaves chunks that nothing refers to, never a message that cannot be read.
 
 Each chunk is stored only behind the one before, and the head only behind the last of them. So a task that writes behind
-the chunks of a producer that seems dead (`trimming.sweep`) knows that their head can never come any more; a producer
-that was slow, not dead, is refused and sends all of them again.
+the chunks of a producer that seems dead (`trimming.delete_orphan_chunks`) knows that their head can never come any
+more; a producer that was slow, not dead, is refused and sends all of them again.
 """
 
 import hashlib

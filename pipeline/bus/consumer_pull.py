@@ -157,10 +157,10 @@ class ConsumerPull:
         self._sub = await self._link.nc.hear(self._inbox + ".*", self._on_message)
 
     async def run(self) -> None:
-        """Pull until cancelled, or until the link has failed for good, which `next` then raises."""
+        """Pull until cancelled, or until the link has failed for good, which `wait` then raises."""
         attempt = 0
         while self._link.failure is None:
-            # the server may be away or busy, for however long; where it is gone for good, `next` raises that
+            # the server may be away or busy, for however long; where it is gone for good, `wait` raises that
             with suppress(InfrastructureError, AccessError):
                 await self._link.wait_up()
                 losses = self._link.losses

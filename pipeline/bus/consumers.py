@@ -46,7 +46,7 @@ class _Delivery:
 
     async def nak(self, delay_s: float = 0.0) -> None:
         self._release()
-        await self._link.send(self._reply, nak_body(delay_s))
+        await self._link.send(self._reply, _nak_body(delay_s))
 
     async def in_progress(self) -> None:
         await self._link.send(self._reply, b"+WPI")
@@ -57,7 +57,7 @@ class _Delivery:
             self._size = None
 
 
-def nak_body(delay_s: float) -> bytes:
+def _nak_body(delay_s: float) -> bytes:
     return b'-NAK {"delay": %d}' % int(delay_s * _NS) if delay_s > 0 else b"-NAK"
 
 

@@ -22,6 +22,7 @@ from lachesis.pipeline.bus.consumer_pull import AckMetadata
 from lachesis.pipeline.bus.permissions import identity_in
 from lachesis.pipeline.bus.replies import ConsumerInfo, NameTakenError, RaftGroup, StreamInfo, plain_headers
 from lachesis.pipeline.bus.server_link import AnswerSeries, ServerLink
+from lachesis.pipeline.bus.streams import stream_info
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.schemas.subjects import kind_of
@@ -50,7 +51,7 @@ async def servers_of(link: ServerLink, stream: str) -> list[str]:
 
     Raises `ConfigError` where one of them is away.
     """
-    group = (await _info(link, stream)).cluster
+    group = (await stream_info(link, stream)).cluster
     if group is None:
         return []
     _refuse_away(stream, group)
@@ -141,7 +142,7 @@ async def renew_copies(link: ServerLink, stream: str, copies: int) -> None:
     """
     if copies == 1:
         return
-    info = await _info(link, stream)
+    info = await stream_info(link, stream)
     if info.cluster is not None:
         _refuse_away(stream, info.cluster)
     for wanted in (1, copies):
@@ -152,7 +153,7 @@ async def renew_copies(link: ServerLink, stream: str, copies: int) -> None:
                 break
         else:
             await _request_copies(link, stream, info.config, copies)  # it is not left with one
-            group = (await _info(link, stream)).cluster or RaftGroup()
+            group = (await stream_info(link, stream)).cluster or RaftGroup()
             current = [group.leader, *(one.name for one in group.replicas if one.current)]
             raise InfrastructureError(
                 f"the cluster does not make {wanted} copies of stream {stream}: it has those on {', '.join(current)}. "
@@ -174,7 +175,7 @@ async def _set_copies(link: ServerLink, stream: str, config: dict[str, Any], cop
     asked = await _request_copies(link, stream, config, copies)
     still, known = anyio.current_time(), RaftGroup()
     while True:
-        group = (await _info(link, stream)).cluster or RaftGroup()
+        group = (await stream_info(link, stream)).cluster or RaftGroup()
         if asked and _is_settled(group, copies):
             return True
         if _without_times(group) != known:
@@ -209,7 +210,3 @@ def _is_settled(group: RaftGroup, copies: int) -> bool:
         and len(group.replicas) == copies - 1
         and all(one.current and not one.offline for one in group.replicas)
     )
-
-
-async def _info(link: ServerLink, stream: str) -> StreamInfo:
-    return await link.call_api(StreamInfo, f"$JS.API.STREAM.INFO.{stream}", b"", what=f"stream {stream}")

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.replies import MISSING_HINT, NO_LEADER, STREAM_NOT_FO
 if TYPE_CHECKING:
     from lachesis.pipeline.bus.server_link import ServerLink
 
-__all__ = ["DIAGNOSIS_S", "explain", "servers_away", "stream_info"]
+__all__ = ["DIAGNOSIS_S", "explain", "servers_away", "try_stream_info"]
 
 DIAGNOSIS_S = 1.5
 """Most that each question to the server, and trying every configured address, may take, seconds."""
@@ -66,7 +66,7 @@ async def _request_both(link: "ServerLink", stream: str) -> tuple[bytes | None, 
 
             async def request_stream() -> None:
                 nonlocal described
-                described = await stream_info(link, stream, timeout_s=DIAGNOSIS_S)
+                described = await try_stream_info(link, stream, timeout_s=DIAGNOSIS_S)
                 if described is not None:
                     tasks.cancel_scope.cancel()
 
@@ -82,7 +82,7 @@ def _is_leaderless(msg: Msg) -> bool:
     return not msg.data or (error is not None and error.err_code == NO_LEADER)  # empty: no server serves this subject
 
 
-async def stream_info(link: "ServerLink", stream: str, *, timeout_s: float) -> bytes | None:
+async def try_stream_info(link: "ServerLink", stream: str, *, timeout_s: float) -> bytes | None:
     """Return what `STREAM.INFO` says of a stream; None where nothing comes, or this identity may not ask."""
     subject = f"$JS.API.STREAM.INFO.{stream}"
     link.optional.add(subject)

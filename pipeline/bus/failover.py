@@ -13,7 +13,7 @@ from urllib.parse import ParseResult
 
 import anyio
 
-from lachesis.pipeline.bus.diagnosis import explain, stream_info
+from lachesis.pipeline.bus.diagnosis import explain, try_stream_info
 from lachesis.pipeline.bus.replies import error_in, has_quorum
 from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
 from lachesis.pipeline.bus.server_waits import ServerWait
@@ -161,7 +161,7 @@ class Failover:
 
 async def _serves(link: ServerLink, stream: str) -> bool:
     """Whether JetStream and `stream` are served at the server of a connection: somebody who can know answers."""
-    described = await stream_info(link, stream, timeout_s=_ANSWER_S)
+    described = await try_stream_info(link, stream, timeout_s=_ANSWER_S)
     if described is not None and (found := has_quorum(described)) is not None:
         return found
     msg = await link.request_once("$JS.API.INFO", b"", timeout_s=_ANSWER_S)

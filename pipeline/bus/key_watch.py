@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.key_read import reads_by_key
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
 from lachesis.pipeline.bus.server_link import ServerLink
+from lachesis.pipeline.bus.server_waits import BELIEVE_LOSS_S
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.subjects import BUCKET, key_change, stream_name
 
@@ -26,7 +27,6 @@ __all__ = ["KeyWatch", "watch"]
 log = logging.getLogger("lachesis")
 
 _READ_AGAIN_S = 5.0
-_BELIEVE_SILENCE_S = 12.0  # longer than a leader without a majority stays one
 _RETRY_S = 0.5
 _MAX_REPEATS = 4
 
@@ -61,7 +61,7 @@ class KeyWatch:
         while True:
             with anyio.move_on_after(_READ_AGAIN_S):
                 await self._changed.wait()
-            is_told = self._changed.is_set()
+            is_due = self._changed.is_set()
             self._link.check()
             self._changed = anyio.Event()  # before reading: what is stored meanwhile is said again
             try:
@@ -77,7 +77,7 @@ class KeyWatch:
             if entry is not None and self._is_news(entry):
                 self._repeats = 0
                 return entry
-            if is_told and self._lags and self._repeats < _MAX_REPEATS:
+            if is_due and self._lags and self._repeats < _MAX_REPEATS:
                 self._repeats += 1
                 await anyio.sleep(_RETRY_S)
                 self.change()
@@ -94,7 +94,7 @@ class KeyWatch:
             return news
         now = anyio.current_time()
         self._older_since = self._older_since or now
-        if now - self._older_since > _BELIEVE_SILENCE_S:
+        if now - self._older_since > BELIEVE_LOSS_S:
             raise HistoryLostError(
                 f"key {self._key} of run {self._run}: its revision is {entry.revision}, but {self._revision} was "
                 "read already: the broker lost history that it had acknowledged, or its store was replaced by an older "

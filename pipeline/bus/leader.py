@@ -16,16 +16,11 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.replies import StreamInfo, StreamState, decode_answer, stored_message
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s
+from lachesis.pipeline.bus.server_waits import BELIEVE_LOSS_S
 from lachesis.pipeline.errors import DamagedError, NotFoundError
 from lachesis.schemas.subjects import run_of_stream
 
-__all__ = ["BELIEVE_LOSS_S", "by_sequence", "last", "last_readable", "newest_that_reads", "state"]
-
-BELIEVE_LOSS_S = 12.0
-"""How long a leader must go on knowing of less than was stored before history counts as lost.
-
-One that was cut off leads on without a majority for some seconds, and answers from what it has.
-"""
+__all__ = ["BELIEVE_LOSS_S", "by_sequence", "damage", "last", "last_readable", "newest_that_reads", "state"]
 
 _BELIEVE_ABSENCE_S = 1.0
 """How long "404" and "there are some" must go on contradicting each other: the message may just have been stored."""

@@ -5,7 +5,6 @@ it did not; and that `commit` never takes its own message for another writer's, 
 """
 
 import itertools
-from collections import deque
 from collections.abc import Mapping
 
 import anyio
@@ -18,66 +17,15 @@ from lachesis.pipeline.bus.replies import error_in, to_pub_ack
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, is_no_responder, patience_s
 from lachesis.pipeline.bus.server_waits import ServerWait
+from lachesis.pipeline.bus.window import InFlightWindow
 from lachesis.pipeline.errors import FencedError, HistoryLostError, InfrastructureError
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.subjects import BUCKET, kind_of, stream_name
 
-__all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]
+__all__ = ["EXPECTED_HEADER", "Publisher"]
 
 EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 _OVERHEAD_BYTES = 256
-
-
-class PublishWindow:
-    """Room for so many bytes and messages in flight, granted in the order of the requests.
-
-    A message larger than the whole window goes alone.
-    """
-
-    def __init__(self, max_bytes: int, max_messages: int) -> None:
-        self._max_bytes = max_bytes
-        self._max_messages = max_messages
-        self._queue: deque[tuple[int, anyio.Event]] = deque()
-        self.bytes = 0
-        self.messages = 0
-
-    def _fits(self, size: int) -> bool:
-        if not self.messages:
-            return True
-        return self.messages < self._max_messages and self.bytes + size <= self._max_bytes
-
-    async def enter(self, size: int) -> None:
-        """Wait for room and take it; each `enter` that returns needs one `leave`."""
-        if not self._queue and self._fits(size):
-            self._acquire(size)
-            return
-        turn = (size, anyio.Event())
-        self._queue.append(turn)
-        try:
-            await turn[1].wait()
-        except BaseException:
-            if turn[1].is_set():  # it was given room as it was cancelled
-                self.release(size)
-            else:
-                self._queue.remove(turn)
-                self._admit()
-            raise
-
-    def _acquire(self, size: int) -> None:
-        self.bytes += size
-        self.messages += 1
-
-    def release(self, size: int) -> None:
-        """Give room back to the task that has waited longest."""
-        self.bytes -= size
-        self.messages -= 1
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._queue and self._fits(self._queue[0][0]):
-            size, turn = self._queue.popleft()
-            self._acquire(size)
-            turn.set()
 
 
 class Publisher:
@@ -85,7 +33,7 @@ class Publisher:
 
     def __init__(self, link: ServerLink) -> None:
         self._link = link
-        self._window = PublishWindow(link.config.window_bytes, link.config.window_messages)
+        self._window = InFlightWindow(link.config.window_bytes, link.config.window_messages)
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         """Publish until the server has acknowledged it. `headers` hold the message id.

@@ -450,7 +450,7 @@ class ServerLink:
     async def call_raw(
         self, subject: str, request: bytes, *, what: str, give_up_s: float | None = None, patient: bool = False
     ) -> Msg:
-        """As `call`, without decoding; `patient`: for ever. Only transient errors are retried."""
+        """As `call_api`, without decoding; `patient`: for ever. Only transient errors are retried."""
         give_up_s = give_up_s or self.config.give_up_s
         stream = stream_in_api(subject)
         with self.waits.waiting(what, stream) as wait:

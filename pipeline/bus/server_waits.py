@@ -10,13 +10,19 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.errors import InfrastructureError
 
-__all__ = ["NO_ANSWER", "RETRY_GAP_S", "STALLED_AFTER_S", "ServerStall", "ServerWait", "ServerWaits"]
+__all__ = ["BELIEVE_LOSS_S", "NO_ANSWER", "RETRY_GAP_S", "STALLED_AFTER_S", "ServerStall", "ServerWait", "ServerWaits"]
 
 STALLED_AFTER_S = 2.5
 """A wait for the server that lasts longer is a stall. An answer takes milliseconds, a new leader up to two seconds."""
 
 RETRY_GAP_S = 6.0
 """Longest pause between two attempts at the same thing; the retries of services pause for up to 5 s."""
+
+BELIEVE_LOSS_S = 12.0
+"""How long a leader must go on knowing of less than was stored before history counts as lost.
+
+One that was cut off leads on without a majority for some seconds, and answers from what it has.
+"""
 
 NO_ANSWER = "no answer"
 """The reason as long as nothing more is known."""

@@ -1,6 +1,6 @@
 """Makes a run's streams and its bucket on the server, or changes them in place if they differ.
 
-`ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
+`ensure` may run at any time, from any number of processes: it ends with the same streams. What the server
 cannot change in place (storage, retention) is an error that names the stream, never a deletion. Further copies
 (`replicas`) are made by the cluster in the background, of the streams and of their consumers.
 """
@@ -56,6 +56,7 @@ __all__ = [
     "stored_subjects",
     "stream_info",
     "to_usage",
+    "try_reservation",
 ]
 
 log = logging.getLogger("lachesis")
@@ -253,7 +254,7 @@ async def _write(link: ServerLink, action: str, definition: dict[str, Any]) -> N
 async def _placed(link: ServerLink, action: str, definition: dict[str, Any]) -> None:
     """Create or change a stream; servers that are known and join their cluster just now are waited for."""
     name, copies = definition["name"], definition["num_replicas"]
-    until_s, told = anyio.current_time() + _JOIN_S, False
+    until_s, is_logged = anyio.current_time() + _JOIN_S, False
     while True:
         try:
             await link.call_api(
@@ -262,9 +263,9 @@ async def _placed(link: ServerLink, action: str, definition: dict[str, Any]) -> 
         except ConfigError as error:
             if len(link.nc.servers) < copies or anyio.current_time() > until_s:
                 raise
-            if not told:
+            if not is_logged:
                 log.warning("stream %s has no place for %d copies yet; waiting for servers (%s)", name, copies, error)
-                told = True
+                is_logged = True
             await anyio.sleep(_JOIN_POLL_S)  # a server says nowhere else that it is ready for copies
         else:
             return

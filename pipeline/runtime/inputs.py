@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.bus.window import InFlightWindow
 from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["InputSource", "open_bursts", "read_to_end"]
@@ -46,7 +46,7 @@ async def open_bursts(
     burst in hand is finished, what was read ahead (as much again, and one message a source) is dropped.
     """
     send, receive = anyio.create_memory_object_stream[StoredMessage](most)
-    ahead = PublishWindow(max_bytes, most)
+    ahead = InFlightWindow(max_bytes, most)
     service.vitals.slots = (service.vitals.slots or 0) + 1
 
     async def feed(source: InputSource, out: MemoryObjectSendStream[StoredMessage]) -> None:
@@ -76,7 +76,7 @@ async def open_bursts(
 
 
 async def _bursts(
-    service: Service, receive: MemoryObjectReceiveStream[StoredMessage], ahead: PublishWindow
+    service: Service, receive: MemoryObjectReceiveStream[StoredMessage], ahead: InFlightWindow
 ) -> AsyncIterator[list[StoredMessage]]:
     async for first in receive:
         burst = [first]

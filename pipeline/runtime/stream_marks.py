@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.acknowledged import Acknowledgement, digest_of
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.bus.server_waits import BELIEVE_LOSS_S
 from lachesis.pipeline.errors import HistoryLostError, LedgerError, NotFoundError
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.schemas import keys
@@ -43,8 +44,6 @@ MARKS_HEADER: Final = "Lachesis-Read"
 _LOST_HINT: Final = (
     "acknowledged messages in it are gone: look at the server's log and its disk, and restore its store from a backup"
 )
-BELIEVE_LOSS_S = 12.0
-"""Seconds, longer than a leader without a majority stays one."""
 ASK_AGAIN_S = 0.5
 MAX_LOST: Final = 1 << 20
 """Messages that a stream is believed to have lost at its end. A mark beyond that is not believed."""

@@ -217,7 +217,7 @@ class MemoryBus:
         self.wake()
 
     def damage(self, stream: str, seq: int) -> None:
-        """Make a stored message unreadable, for tests; see `Log.damage`."""
+        """Make a stored message unreadable, for tests; see `MemoryStream.damage`."""
         self._log(stream).damage(seq)
 
     def damage_value(self, key: str) -> None:

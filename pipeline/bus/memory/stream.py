@@ -1,6 +1,6 @@
 """A stream and its durable consumers in memory.
 
-State machines without tasks or clocks, stepped by `memory.MemoryBus`.
+State machines without tasks or clocks, stepped by `memory_bus.MemoryBus`.
 
 Guarantees what a JetStream stream with `discard=new` does: sequences from 1 without reuse, one message for each id in
 the duplicate window, the expected-sequence fence, a byte budget, redelivery for ever. Times are seconds, given in.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.lowlevel
 
-from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.bus.window import InFlightWindow
 from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import ScoreOrReason
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
@@ -90,7 +90,7 @@ class InFlight:
         self._max_rate = max_rate
         self._draining = draining
         self._fold = fold
-        self._window = PublishWindow(MAX_IN_FLIGHT_BYTES, most)
+        self._window = InFlightWindow(MAX_IN_FLIGHT_BYTES, most)
         self._slots: deque[InFlightRollout] = deque()
         self._due = 0.0
         self._turns = CooperativeYield()

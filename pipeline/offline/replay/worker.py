@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent
-from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.bus.window import InFlightWindow
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.errors import leaves
 from lachesis.pipeline.offline.replay.frames import (
@@ -130,7 +130,7 @@ class _WorkerProcess:
         self._run = run
         self._judge = judge
         self._out = out
-        self._window = PublishWindow(MAX_IN_FLIGHT_BYTES, sys.maxsize)
+        self._window = InFlightWindow(MAX_IN_FLIGHT_BYTES, sys.maxsize)
         self._at_once = anyio.Lock()  # of blocks that wait for nothing, one after the other
         self._turns = CooperativeYield()
 

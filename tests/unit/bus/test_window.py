@@ -1,15 +1,15 @@
-"""The publisher's window: its bounds, its order, and that cancelled waiters leave nothing behind."""
+"""The window of what is in flight: its bounds, its order, and that cancelled waiters leave nothing behind."""
 
 import anyio
 import anyio.lowlevel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.bus.window import InFlightWindow
 
 
 async def test_bounds_and_order() -> None:
-    window = PublishWindow(max_bytes=100, max_messages=3)
+    window = InFlightWindow(max_bytes=100, max_messages=3)
     order: list[int] = []
 
     async def enter(name: int, size: int) -> None:
@@ -32,7 +32,7 @@ async def test_bounds_and_order() -> None:
 
 
 async def test_larger_than_the_window_goes_alone() -> None:
-    window = PublishWindow(max_bytes=100, max_messages=3)
+    window = InFlightWindow(max_bytes=100, max_messages=3)
     await window.enter(1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(window.enter, 1000)
@@ -45,7 +45,7 @@ async def test_larger_than_the_window_goes_alone() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 150), st.booleans()), min_size=1, max_size=30))
 async def test_cancelled_waiters_leave_no_trace(plan: list[tuple[int, bool]]) -> None:
-    window = PublishWindow(max_bytes=100, max_messages=4)
+    window = InFlightWindow(max_bytes=100, max_messages=4)
     worst = 0
 
     async def use(size: int, cancelled: bool) -> None:
