@@ -318,4 +318,7 @@ class Bus(Protocol):
         """Send to all current listeners. Nothing is stored, and nothing is raised if there are none."""
 
     def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[StoredMessage]]:
-        """Yield broadcasts; beyond `limit` unread ones the oldest are dropped. `stream` is empty and `seq` 0."""
+        """Yield broadcasts; beyond `limit` unread ones, or 16 MiB of them, the oldest are dropped.
+
+        `stream` is empty and `seq` 0.
+        """

@@ -22,6 +22,8 @@ _ERROR_TEXT = "Nats-Service-Error"
 _BAD_REQUEST = "400"
 _UNAVAILABLE = "503"
 _MAX_UNANSWERED = 1024
+_MAX_WAITING_BYTES = 16 << 20
+"""Most that the requests may take that wait to be answered; a larger one waits alone."""
 
 
 async def request(link: ServerLink, subject: str, data: bytes, timeout_s: float) -> bytes:
@@ -48,18 +50,25 @@ async def serve(
 ) -> AsyncIterator[None]:
     """See `api.Bus.serve`. Subjects of the NATS micro protocol (`$SRV.`) are answered by every replica."""
     requests, waiting = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
-    refusals, refused = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
+    refusals, refused = anyio.create_memory_object_stream[str](_MAX_UNANSWERED)
+    waiting_bytes = 0
 
     def take(msg: Msg) -> None:
-        if link.may_answer(msg):
-            try:
+        nonlocal waiting_bytes
+        if not link.may_answer(msg):
+            return
+        with suppress(anyio.WouldBlock):
+            if not waiting_bytes or waiting_bytes + len(msg.data) <= _MAX_WAITING_BYTES:
                 requests.send_nowait(msg)
-            except anyio.WouldBlock:
-                with suppress(anyio.WouldBlock):
-                    refusals.send_nowait(msg)
+                waiting_bytes += len(msg.data)
+                return
+        with suppress(anyio.WouldBlock):
+            refusals.send_nowait(msg.reply)
 
     async def answer() -> None:
+        nonlocal waiting_bytes
         async for msg in waiting:
+            waiting_bytes -= len(msg.data)
             try:
                 await link.send(msg.reply, await handler(msg.data))
             except (DataError, InfrastructureError) as error:
@@ -68,8 +77,8 @@ async def serve(
                 await link.send(msg.reply, headers={_ERROR_CODE: code, _ERROR_TEXT: str(error)})
 
     async def refuse() -> None:
-        async for msg in refused:
-            await link.send(msg.reply, headers={_ERROR_CODE: _UNAVAILABLE, _ERROR_TEXT: "too many requests wait"})
+        async for reply in refused:
+            await link.send(reply, headers={_ERROR_CODE: _UNAVAILABLE, _ERROR_TEXT: "too many requests wait"})
 
     queue = "" if subject.startswith("$SRV.") else "q"
     with requests, waiting, refusals, refused:

@@ -1,4 +1,7 @@
-"""Broadcasts that wait for their listener, both in memory and from the server."""
+"""Keeps broadcasts until their listener reads them, bounded in number and in bytes.
+
+Both kinds of bus use it.
+"""
 
 from collections import deque
 from collections.abc import AsyncIterator
@@ -10,16 +13,25 @@ from lachesis.pipeline.bus.api import StoredMessage
 __all__ = ["SubscriptionBuffer"]
 
 
+MAX_UNREAD_BYTES = 16 << 20
+"""What a listener may leave unread; one larger message still comes, alone."""
+
+
 class SubscriptionBuffer:
-    """Broadcasts that wait for their listener; beyond `limit` the oldest are dropped."""
+    """Broadcasts that wait for their listener; beyond `limit` of them or `MAX_UNREAD_BYTES` the oldest are dropped."""
 
     def __init__(self, limit: int) -> None:
-        self._unread: deque[StoredMessage] = deque(maxlen=limit)
+        self._limit = limit
+        self._unread: deque[StoredMessage] = deque()
+        self._bytes = 0
         self._arrived = anyio.Event()
         self._failure: Exception | None = None
 
     def push(self, message: StoredMessage) -> None:
         self._unread.append(message)
+        self._bytes += len(message.data)
+        while len(self._unread) > self._limit or (self._bytes > MAX_UNREAD_BYTES and len(self._unread) > 1):
+            self._remove_oldest()
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
@@ -37,4 +49,9 @@ class SubscriptionBuffer:
                 raise self._failure
             self._arrived = anyio.Event()
             await self._arrived.wait()
-        return self._unread.popleft()
+        return self._remove_oldest()
+
+    def _remove_oldest(self) -> StoredMessage:
+        message = self._unread.popleft()
+        self._bytes -= len(message.data)
+        return message

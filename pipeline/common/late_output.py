@@ -50,13 +50,15 @@ class BufferedOutput(io.RawIOBase):
         """
         content = bytes(data)  # type: ignore[call-overload]
         with self._lock:
-            self._buffer(content)
+            self._kept.append(content)
+            self._kept_bytes += len(content)
             self._write_kept()
+            self._drop_excess()
         return len(content)
 
     def flush(self) -> None:
         """Write what was kept, as far as there is room."""
-        if not self.closed and self._kept:
+        if not self.closed and (self._kept or self._dropped):
             with self._lock:
                 self._write_kept()
 
@@ -65,16 +67,14 @@ class BufferedOutput(io.RawIOBase):
         self._kept.clear()
         self._kept_bytes = self._dropped = 0
 
-    def _buffer(self, content: bytes) -> None:
-        self._kept.append(content)
-        self._kept_bytes += len(content)
-        while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+    def _drop_excess(self) -> None:
+        while self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft())
             self._dropped += 1
 
     def _write_kept(self) -> None:
         """Write as much as there is room for; what is left of the first line stays first."""
-        if self._kept and self._dropped:
+        if self._dropped:
             notice = f"({self._dropped} lines were lost here, while the disk was full)\n".encode()
             if self._write_some(notice) < len(notice):
                 return

@@ -14,6 +14,7 @@ import pytest
 from integration.harness import alive, until
 from integration.proxy import open_proxy
 
+from lachesis.pipeline.bus import request_reply
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -337,3 +338,28 @@ async def test_a_dead_peer_that_takes_in_nothing_does_not_hold_up_the_next(
             assert living.connections
             assert (await bus.extent(ROLLOUTS, MATH)).messages == 40
             dead.pass_on()
+
+
+async def test_requests_that_wait_are_bounded_in_bytes(nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_reply, "_MAX_WAITING_BYTES", 1000)
+    subject, outcomes = subjects.lease("run", "words"), list[str]()
+    begun, release = anyio.Event(), anyio.Event()
+
+    async def answer(_: bytes) -> bytes:
+        begun.set()
+        await release.wait()
+        return b"done"
+
+    async def request() -> None:
+        try:
+            outcomes.append((await nats_bus.request(subject, bytes(600), timeout_s=30)).decode())
+        except InfrastructureError as error:
+            outcomes.append(str(error))
+            release.set()
+
+    async with nats_bus.serve(subject, answer), anyio.create_task_group() as tasks:
+        tasks.start_soon(request)
+        await begun.wait()
+        tasks.start_soon(request)  # waits
+        tasks.start_soon(request)  # there is no more room
+    assert outcomes == [f"{subject}: too many requests wait (503)", "done", "done"]

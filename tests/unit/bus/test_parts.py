@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from lachesis.pipeline.bus import subscription_buffer
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
@@ -60,6 +61,17 @@ async def test_mailbox_fails_after_what_is_unread() -> None:
     assert [(await anext(mailbox)).data for _ in range(2)] == [b"1", b"2"]
     with pytest.raises(BusClosedError):
         await anext(mailbox)
+
+
+async def test_unread_broadcasts_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_buffer, "MAX_UNREAD_BYTES", 10)
+    mailbox = SubscriptionBuffer(1024)
+    for size in (20, 4, 4, 4):
+        mailbox.push(StoredMessage("", "s", 0, bytes(size), 0))
+    assert [len((await anext(mailbox)).data) for _ in range(2)] == [4, 4]
+    for size in (4, 20):
+        mailbox.push(StoredMessage("", "s", 0, bytes(size), 0))
+    assert len((await anext(mailbox)).data) == 20, "one that is larger than the bound comes alone"
 
 
 def test_settings_are_checked() -> None:

@@ -47,6 +47,17 @@ def test_lines_come_whole_and_in_order(drive: Disk) -> None:
     assert drive.written == b"one\ntwo\nthree\nfour\n"
 
 
+def test_one_line_is_bounded_too(drive: Disk) -> None:
+    output = BufferedOutput(1)
+    drive.room = 0
+    output.write(b"x" * (MAX_KEPT_BYTES + 1))
+    drive.room = 1 << 30
+    output.write(b"next\n")
+    assert drive.written == b"(1 lines were lost here, while the disk was full)\nnext\n"
+    output.write(large := b"y" * (2 * MAX_KEPT_BYTES))
+    assert drive.written.endswith(large), "where there is room, a line of any length is written"
+
+
 def test_what_is_kept_is_bounded_and_what_is_lost_is_counted(drive: Disk) -> None:
     output = BufferedOutput(1)
     drive.room = 0
