@@ -40,6 +40,7 @@ __all__ = [
     "RewardEvent",
     "ScoreEvent",
     "Stamp",
+    "StreamMark",
     "TeacherEvent",
     "TeacherLogprobs",
     "TeacherPointer",

@@ -127,7 +127,7 @@ CHANNELS: tuple[Channel, ...] = (
     *_ANNOTATIONS,
     Channel(
         "replay",
-        "rl.replay.rescore.{run}.{revision}.{env}",
+        subjects.replay("rescore", "{run}", "{revision}", "{env}"),
         subjects.REPLAY,
         (RescoreEvent,),
         "Scores and rewards of re-scored history, and the commits of the replay that made them.",
@@ -135,7 +135,7 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         "revision",
-        "rl.replay.revision.{run}.{revision}.{env}",
+        subjects.replay("revision", "{run}", "{revision}", "{env}"),
         subjects.REPLAY,
         (RevisionRecord,),
         "What a revision of re-scored history is; the last token is `all`. Stored once.",

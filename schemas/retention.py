@@ -15,7 +15,6 @@ from lachesis.schemas.values import Seq
 
 __all__ = ["Hold", "LostRange", "Retention"]
 
-
 _MAX_ORPHAN_RANGES = 1024
 """Ranges of one stream that the record lists: some 24 KiB."""
 

@@ -205,9 +205,9 @@ def rollout(run: str, env: str = "*") -> str:
 
 
 def promotion(run: str, revision: str) -> str:
-    """Where the promotions of the run's `revision` are listed.
+    """Return where the promotions of the run's `revision` are listed.
 
-    Among the rollouts, whose order says who judges.
+    They are among the rollouts: the order there says which revision scores a rollout.
     """
     return f"rl.promotion.{run}.{revision}"
 
@@ -320,8 +320,8 @@ def service_name(service: str) -> str:
 def micro(run: str, service: str) -> tuple[str, ...]:
     """Return the subjects of a service's NATS micro endpoints (`nats micro ls|info|stats|ping`)."""
     # each verb by its name: in nats-server, permission to subscribe to `$SRV.*` includes `$SRV.>`
-    asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(service_name(service))]
-    return (*asked, health(run, service))
+    verbs = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(service_name(service))]
+    return (*verbs, health(run, service))
 
 
 def _ends(name: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from lachesis.pipeline.bus.routing import (
     stored_in,
 )
 from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
+from lachesis.schemas.codec import UNREADABLE
 from lachesis.schemas.errors import DataError
 
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "BlobStore", "Fetch", "claimed_size"]
@@ -39,7 +40,6 @@ MAX_LARGE_BYTES = 256 << 20
 
 _EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 _ATTEMPTS = 5
-_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
 Fetch = Callable[[str, Sequence[int]], AsyncIterator[StoredMessage]]
 
@@ -59,7 +59,7 @@ def claimed_size(head: bytes) -> int:
     """
     try:
         size = msgspec.msgpack.decode(head, type=BlobHead).size
-    except _UNREADABLE:
+    except UNREADABLE:
         return 0
     return size if 0 <= size <= MAX_LARGE_BYTES else 0
 
@@ -148,7 +148,7 @@ def _checked_head(message: StoredMessage, place: str) -> BlobHead:
     """
     try:
         head = msgspec.msgpack.decode(message.data, type=BlobHead)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(f"{place}: its head is unreadable: {str(error)[:200]}") from error
     if not 0 <= head.size <= MAX_LARGE_BYTES or len(head.chunks) != -(-head.size // CHUNK_BYTES):
         raise DataError(f"{place}: its head claims {head.size} bytes in {len(head.chunks)} chunks")
