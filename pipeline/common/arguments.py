@@ -1,18 +1,49 @@
-"""Reads what a loop of somebody's own gives: numbers of Python, NumPy or torch, and whole numbers."""
+"""Reads what a caller gives a function: numbers of Python, NumPy or torch, columns, tables. Pure.
+
+What does not fit raises an error that names it, says what it is and what to give instead.
+"""
 
 import operator
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from lachesis.pipeline.common.real_number import real_number
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import listed
 
-__all__ = ["MAX_INTEGER", "number_column", "number_columns", "setting_number", "table_of", "whole_number"]
+__all__ = [
+    "MAX_INTEGER",
+    "check_kind",
+    "listed",
+    "number_column",
+    "number_columns",
+    "plain_numbers",
+    "setting_number",
+    "table_of",
+    "whole_number",
+]
 
 MAX_INTEGER = (1 << 63) - 1
 """Largest number that msgpack and the project's states hold."""
+
+
+def check_kind(what: str, value: Any, kind: type) -> None:
+    """Raise `DataError` unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise DataError(f"{what} is {value!r:.80}; give one of type {kind.__name__}.")
+
+
+def listed(what: str, values: Any) -> list[Any]:
+    """Return the items of `values`, of which `what` names one, as a list.
+
+    Raises `DataError` where there are none to be had in an order: of a number, a text, a table, a set.
+    """
+    try:
+        if not isinstance(values, str | bytes | bytearray | set | frozenset | Mapping):
+            return list(values)
+    except TypeError:  # also an array of no dimension, which has an iterator that cannot iterate
+        pass
+    raise DataError(f"{what}: {values!r:.80} is no sequence of these; give a list, or a flat array.")
 
 
 def number_column(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float | None]:
@@ -35,6 +66,14 @@ def number_column(what: str, values: Any, *, largest: float = sys.float_info.max
             raise DataError(f"{what} {place} is {number!r}; {mend}")
         column.append(number)
     return column
+
+
+def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float]:
+    """Return `values` as a list. Raises `DataError` as `number_column`, and where one is missing."""
+    found = number_column(what, values, largest=largest)
+    if None in found:
+        raise DataError(f"{what} {found.index(None)} is None; leave out what is missing.")
+    return cast("list[float]", found)
 
 
 def number_columns(what: str, table: Any, *, largest: float = sys.float_info.max) -> dict[str, list[float | None]]:

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lachesis.pipeline.common.plain_numbers import number_columns, setting_number, table_of
+from lachesis.pipeline.common.arguments import listed, number_columns, setting_number, table_of
 from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember, EnsembleScores
 from lachesis.pipeline.scorer.logic.krippendorff import AlphaEstimate, CategoryAlpha, IntervalAlpha
 from lachesis.pipeline.scorer.rater import Rating
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["RewardEnsemble", "krippendorff_alpha"]
 

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from lachesis.pipeline.common.plain_numbers import number_column, number_columns, table_of, whole_number
+from lachesis.pipeline.common.arguments import listed, number_column, number_columns, table_of, whole_number
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.normalizer.welford import MAX_ABS_REWARD
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["HealthChecks"]
 

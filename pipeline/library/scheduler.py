@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.pipeline.common.plain_numbers import number_column, table_of, whole_number
+from lachesis.pipeline.common.arguments import listed, number_column, table_of, whole_number
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.item_keys import exact_key
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["CurriculumScheduler"]
 

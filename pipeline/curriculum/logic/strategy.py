@@ -19,13 +19,14 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.arguments import check_kind, plain_numbers
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.task_sampler import DrawnItem, ItemWeights, TaskSampler
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
-from lachesis.schemas.values import Count, check_kind, convert_plain, plain_numbers
+from lachesis.schemas.values import Count, convert_plain
 
 __all__ = ["FeedbackStatus", "ItemFeedback", "ItemPool", "Strategy"]
 

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import listed, number_column, plain_numbers
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import listed, numbers_or_missing, plain_numbers
 
 __all__ = ["Estimator", "GroupAdvantage", "RewardGroup", "Trainability"]
 
@@ -70,7 +70,7 @@ def rating_columns(ratings: Mapping[str, Column] | None) -> dict[str, list[float
         return {}
     if not isinstance(ratings, Mapping):
         raise DataError(f"ratings are {ratings!r:.80}; give a table of columns by rater.")
-    return {name: numbers_or_missing(f"rating of {name!s:.40}", column) for name, column in ratings.items()}
+    return {name: number_column(f"rating of {name!s:.40}", column) for name, column in ratings.items()}
 
 
 class RewardGroup:
@@ -154,7 +154,7 @@ class Estimator(ABC):
 
         Raises `DataError` on a value that is no number within +-1e100, or if data that the estimator needs is missing.
         """
-        rewards = numbers_or_missing("reward", rewards, largest=LIMIT)
+        rewards = number_column("reward", rewards, largest=LIMIT)
         lengths = None if lengths is None else checked_lengths(lengths)
         ratings = rating_columns(ratings)
         valid = [i for i, reward in enumerate(rewards) if reward is not None]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import number_column
 from lachesis.pipeline.normalizer.estimators.centred import Centred
 from lachesis.pipeline.normalizer.estimators.estimator import (
     LIMIT,
@@ -18,7 +19,6 @@ from lachesis.pipeline.normalizer.estimators.estimator import (
 )
 from lachesis.pipeline.normalizer.estimators.grpo import Grpo
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["Gdpo"]
 
@@ -42,7 +42,7 @@ class Gdpo(Centred):
         self, rewards: Column, lengths: Sequence[int] | None = None, ratings: Mapping[str, Column] | None = None
     ) -> GroupAdvantage:
         """Return the weighted sum. Raises `DataError` where a rater has no column for the group."""
-        rewards, columns = numbers_or_missing("reward", rewards, largest=LIMIT), rating_columns(ratings)
+        rewards, columns = number_column("reward", rewards, largest=LIMIT), rating_columns(ratings)
         weights = dict(sorted((self._weights or dict.fromkeys(columns, 1.0)).items()))
         absent = [name for name in weights if len(columns.get(name, ())) != len(rewards)]
         if absent or not weights:

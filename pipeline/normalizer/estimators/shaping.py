@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import number_column
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.loader import group_advantage, load_estimator
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["shaped_advantage"]
 
@@ -32,7 +32,7 @@ def shaped_advantage(
     """
     if config.estimator not in SHAPEABLE:
         raise DataError(f"estimator {config.estimator} does not go with shaping; use {', '.join(SHAPEABLE)}.")
-    bonus = numbers_or_missing("bonus", bonus, largest=LIMIT)
+    bonus = number_column("bonus", bonus, largest=LIMIT)
     plain = group_advantage(rewards, config, lengths)
     if len(bonus) != len(plain.advantages):
         raise DataError(f"bonus: {len(bonus)} of them for {len(plain.advantages)} rewards; give one for each.")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from lachesis.pipeline.common.arguments import listed
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["FRACTION_BITS", "MAX_ABS_VALUE", "MomentAccumulator", "Moments", "decay_weights", "fold", "quantize"]
 

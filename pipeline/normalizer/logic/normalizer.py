@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from lachesis.pipeline.common.arguments import check_kind, listed
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.accumulator import (
@@ -30,7 +31,6 @@ from lachesis.pipeline.normalizer.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalizer.logic.snapshot import KeyStats, NormalizationSnapshot
 from lachesis.pipeline.normalizer.logic.windows import GroupWindows
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import check_kind, listed
 
 __all__ = [
     "DUPLICATE_WINDOWS",

@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import listed
 from lachesis.pipeline.normalizer.logic.accumulator import FRACTION_BITS, quantize
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["MAX_CELLS", "MAX_SHIFT", "RankCounts", "RankTable"]
 

@@ -10,8 +10,8 @@ independent ones, and are outvoted by three. So this is for ensembles whose rate
 import math
 from collections.abc import Mapping, Sequence
 
+from lachesis.pipeline.common.arguments import check_kind, number_column, number_columns, plain_numbers
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import check_kind, columns_of, numbers_or_missing, plain_numbers
 
 __all__ = ["MAX_SHARE", "MIN_RESIDUAL_VARIANCE", "residuals", "shares", "weighted"]
 
@@ -27,7 +27,7 @@ def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
 
     None where either is missing. Raises `DataError` unless the columns have equal length.
     """
-    ratings = columns_of("rating", ratings)
+    ratings = number_columns("rating", ratings)
     columns = list(zip(*ratings.values(), strict=True))
     found: dict[str, list[float | None]] = {}
     for name, own in ratings.items():
@@ -73,7 +73,7 @@ def weighted(ratings: Ratings, scores: Sequence[float | None], weights: Mapping[
 
     None where `scores` has none. Raises `DataError` on columns of other lengths, and a rater without a positive weight.
     """
-    ratings, scores = columns_of("rating", ratings), numbers_or_missing("score", scores)
+    ratings, scores = number_columns("rating", ratings), number_column("score", scores)
     if any(len(column) != len(scores) for column in ratings.values()):
         raise DataError(f"ratings: columns have another length than the {len(scores)} scores.")
     check_kind("the table of weights", weights, Mapping)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import number_column
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT
 from lachesis.pipeline.normalizer.logic.accumulator import Moments
 from lachesis.pipeline.normalizer.logic.ranks import RankTable
-from lachesis.schemas.values import numbers_or_missing
 
 __all__ = ["KeyStats", "NormalizationSnapshot", "NormalizedColumn"]
 
@@ -94,7 +94,7 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises `DataError` on what is no number within +-1e100.
         """
-        config, column = self.config, numbers_or_missing("reward", column, largest=LIMIT)
+        config, column = self.config, number_column("reward", column, largest=LIMIT)
         if config.mode == "none":
             return NormalizedColumn(values=list(column), clipped=0, warmup=False)
         if config.mode == "minmax" and key in config.bounds:

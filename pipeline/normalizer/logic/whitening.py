@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import check_kind, listed, plain_numbers
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, check_std_floor, checked_lengths
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
-from lachesis.schemas.values import check_kind, listed, plain_numbers
 
 __all__ = ["whiten", "whiten_batch"]
 

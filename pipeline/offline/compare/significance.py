@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import plain_numbers
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import plain_numbers
 
 __all__ = ["MATTERS_FROM_SHARE", "Significance", "flipped", "mean_interval", "share_interval", "significance"]
 

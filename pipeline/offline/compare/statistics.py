@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.arguments import listed, number_column
 from lachesis.pipeline.health.logic.trends import correlation
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import listed, numbers_or_missing
 
 __all__ = ["Distribution", "distribution", "histograms", "rank_correlation", "within_groups"]
 
@@ -111,7 +111,7 @@ def within_groups(groups: Iterable[tuple[Column, Sequence[float]]]) -> float | N
 
 
 def _column(values: Column) -> list[float | None]:
-    return numbers_or_missing("value", values, largest=_MAX_ABS_VALUE)
+    return number_column("value", values, largest=_MAX_ABS_VALUE)
 
 
 def _paired(a: Column, b: Column) -> list[tuple[float | None, float | None]]:

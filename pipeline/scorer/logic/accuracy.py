@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lachesis.pipeline.common.arguments import listed
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import listed
 
 __all__ = ["MIN_RATERS", "RaterAccuracy", "rater_accuracies"]
 

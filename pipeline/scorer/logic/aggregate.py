@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.common.arguments import check_kind, listed
 from lachesis.pipeline.scorer.config import Aggregation, ScoringConfig
 from lachesis.pipeline.scorer.logic.accuracy import MIN_RATERS
 from lachesis.pipeline.scorer.rater import Rating, check_bounds
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import check_kind, listed
 
 __all__ = ["Ensemble", "EnsembleMember", "EnsembleScores"]
 

@@ -17,9 +17,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from lachesis.pipeline.common.arguments import check_kind, listed
 from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.values import check_kind, listed
 
 __all__ = [
     "MIN_GROUPS",

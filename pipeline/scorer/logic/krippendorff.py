@@ -23,8 +23,8 @@ from fractions import Fraction
 from itertools import accumulate, combinations
 from typing import Any, Literal, NamedTuple, get_args
 
+from lachesis.pipeline.common.arguments import check_kind, listed, number_column
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.values import check_kind, listed, numbers_or_missing
 
 __all__ = ["AlphaEstimate", "CategoryAlpha", "IntervalAlpha", "RaterReliability"]
 
@@ -263,7 +263,7 @@ def _quantized(unit: Sequence[float | None]) -> list[int]:
 
 def _present(unit: Sequence[float | None]) -> list[float]:
     """Return the ratings of a unit that are there. Raises `DataError` on what is no finite number."""
-    return [x for x in numbers_or_missing("rating", unit) if x is not None]
+    return [x for x in number_column("rating", unit) if x is not None]
 
 
 def _bump(table: dict[Any, int], key: object, by: int) -> None:
