@@ -15,7 +15,15 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.schemas.ledger import LedgerEntry
 
-__all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules", "batch_number", "settled_again", "settled_rollouts"]
+__all__ = [
+    "LedgerAudit",
+    "LedgerProblem",
+    "LedgerRules",
+    "batch_number",
+    "newest_group",
+    "settled_again",
+    "settled_rollouts",
+]
 
 ProblemKind = Literal["chain", "unreadable", "watermark", "outcomes", "staleness", "advantages"]
 _SUM_TOLERANCE = 1e-6
@@ -27,6 +35,13 @@ def settled_rollouts(entry: LedgerEntry) -> list[int]:
     return [outcome.seq for outcome in entry.outcomes] + [
         ref.seq for ref in (entry.batch.groups if entry.batch else [])
     ]
+
+
+def newest_group(entry: LedgerEntry) -> tuple[int, str] | None:
+    """Return the sequence and the group of the newest rollout that an entry names by its group; None: it names none."""
+    named = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
+    named |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
+    return max(named.items(), default=None)
 
 
 def settled_again(entry: LedgerEntry, before: LedgerEntry | None) -> list[int]:

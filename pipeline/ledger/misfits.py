@@ -16,8 +16,7 @@ def describe_reach(entry: LedgerEntry, rollouts: int, events: int) -> str | None
 
     `rollouts` and `events`: where those streams end. None if there are no such references.
     """
-    told = [entry.watermark, *settled_rollouts(entry)]
-    if (highest := max(told)) > rollouts + MAX_LOST:
+    if (highest := max(entry.watermark, *settled_rollouts(entry), 0)) > rollouts + MAX_LOST:
         return f"speaks of sequence {highest} of ROLLOUTS, which ends at {rollouts}"
     if entry.events_cursor > events + MAX_LOST:
         return f"has read sequence {entry.events_cursor - 1} of EVENTS, which ends at {events}"
@@ -42,9 +41,11 @@ def describe_misfit(entry: LedgerEntry, before: LedgerEntry | None) -> str | Non
         return f"has batch {number} where {next_batch} follows"
     if again := settled_again(entry, before):
         return f"gives rollouts a second outcome, among them that at sequence {again[0]} of ROLLOUTS"
-    told = before.totals if before is not None else {}
+    totals = before.totals if before is not None else {}
     batched = entry.batch.sequences if entry.batch else 0
     most = len(settled_rollouts(entry)) + batched + sum(one.sequences for one in entry.outcomes)
-    if wrong := [what for what, total in entry.totals.items() if not 0 <= total - told.get(what, 0) <= most]:
-        return f"counts {entry.totals[wrong[0]]} {wrong[0]}, where the entry before it counted {told.get(wrong[0], 0)}"
+    for what, total in entry.totals.items():
+        known = totals.get(what, 0)
+        if not 0 <= total - known <= most:
+            return f"counts {total} {what}, where the entry before it counted {known}"
     return None

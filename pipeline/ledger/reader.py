@@ -8,6 +8,7 @@ from lachesis.pipeline.bus.last_event import Newer, decode_owned
 from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError
+from lachesis.pipeline.ledger.audit import newest_group
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
 from lachesis.pipeline.ledger.misfits import describe_misfit, describe_reach
 from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
@@ -220,11 +221,10 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
 
     Then ROLLOUTS alone went back, and rollouts stored since under old sequences would count as settled.
     """
-    told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
-    told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
-    if not told:
+    newest = newest_group(entry)
+    if newest is None:
         return
-    seq = max(told)
+    seq, group = newest
     if await is_known_lost(bus, entry.run, subjects.ROLLOUTS, seq):
         return
     try:
@@ -234,9 +234,9 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
         return  # trimmed; a stream that ends before it is refused by its reader
     except SchemaError:
         found = "no rollout"
-    if found != told[seq]:
+    if found != group:
         raise HistoryLostError(
-            f"sequence {seq} of ROLLOUTS holds {found}, but entry {entry.index} of the ledger says {told[seq]}: the "
+            f"sequence {seq} of ROLLOUTS holds {found}, but entry {entry.index} of the ledger says {group}: the "
             f"broker lost history that it had acknowledged. {recovery_hint(entry.run)}"
         )
 

@@ -5,8 +5,9 @@ and in the ledger's newest entry, the commits that snapshots cover, the rollouts
 checkpoints. Messages that many processes may write, such as scores, decide nothing here.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError, StartupError
+from lachesis.pipeline.ledger.audit import newest_group
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.ledger.settings import LedgerSettings
 from lachesis.pipeline.runtime.retention_record import read_record
@@ -62,13 +64,13 @@ __all__ = [
 
 RECOVERY_FILE: Final = "recovery.json"
 """File in the run's folder: a recovery that was begun and is not completed."""
-_OUTPUTS: dict[str, tuple[str, str, Any]] = {
-    "normalizer": (EVENTS, "reward", RewardEvent),
-    "curriculum": (EVENTS, "curriculum", CurriculumEvent),
-    "health": (EVENTS, "alert", AlertEvent),
-    "replay": (REPLAY, "rescore", RescoreEvent),
+_OUTPUTS: dict[str, tuple[str, Callable[..., str], Any]] = {
+    "normalizer": (EVENTS, partial(subjects.event, "reward"), RewardEvent),
+    "curriculum": (EVENTS, partial(subjects.event, "curriculum"), CurriculumEvent),
+    "health": (EVENTS, partial(subjects.event, "alert"), AlertEvent),
+    "replay": (REPLAY, partial(subjects.replay, "rescore"), RescoreEvent),
 }
-"""Stream, subject and type of the commits of each stateful stage."""
+"""Stream, subject (of run, revision and environment) and type of the commits of each stateful stage."""
 
 
 async def refuse_rolled_back(bus: NatsBus, settings: LedgerSettings) -> None:
@@ -221,10 +223,10 @@ async def _gaps(bus: NatsBus, stream: str, start: int) -> list[tuple[int, int]]:
 async def stage_marks(bus: NatsBus, settings: LedgerSettings) -> list[tuple[str, Mapping[str, StreamMark]]]:
     """Return what each stateful stage had read, by its last commit, its snapshot and its ledger entry."""
     run, found = settings.run, list[tuple[str, Mapping[str, StreamMark]]]()
-    for stage, (stream, kind, model) in _OUTPUTS.items():
+    for stage, (stream, subject_of, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # a replay of history checks its own
-        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{settings.revision}.*"]):
+        for subject in await bus.stored_subjects(stream, [subject_of(run, settings.revision)]):
             env = subject.rpartition(".")[2]
             event, _, _ = await read_last_event(bus, stream, subject, model, lambda _: True, newer="skip")
             if event is not None and event.commit.read:
@@ -243,11 +245,11 @@ async def stage_marks(bus: NatsBus, settings: LedgerSettings) -> list[tuple[str,
             found.append((source, StreamMarks.from_header(header).newest))
         except (SchemaError, NotFoundError):
             pass
-        found.append((source, await _told_rollout(bus, entry)))
+        found.append((source, await _newest_rollout(bus, entry)))
     return found
 
 
-async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMark]:
+async def _newest_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMark]:
     """Return the newest rollout that an entry refers to, as a mark that fails if another is stored there.
 
     If a stream ends before the last message that the entry's writer had read, that message is the mark.
@@ -256,14 +258,13 @@ async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMar
     beyond = {stream: seq for stream, seq in ends.items() if seq > (await bus.usage(stream)).last}
     if beyond:
         return {stream: StreamMark(seq, entry.written_ns) for stream, seq in beyond.items()}
-    told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
-    told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
-    if not told:
+    newest = newest_group(entry)
+    if newest is None:
         return {}
-    seq = max(told)
+    seq, group = newest
     try:
         stored = await bus.get_head(ROLLOUTS, seq)
-        is_it = Plan.unpack(stored.headers.get(PLAN_HEADER)).group == told[seq]
+        is_it = Plan.unpack(stored.headers.get(PLAN_HEADER)).group == group
     except NotFoundError:  # it may be trimmed
         return {ROLLOUTS: StreamMark(seq, entry.written_ns)}
     except SchemaError:
@@ -274,11 +275,10 @@ async def _told_rollout(bus: NatsBus, entry: LedgerEntry) -> dict[str, StreamMar
 async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
     """Yield the commits that a snapshot covers and that are gone."""
     async for snapshot, subject, _, stored_ns in _snapshots(bus, run):
-        stream, kind, _ = _OUTPUTS[snapshot.stage]
+        stream, subject_of, _ = _OUTPUTS[snapshot.stage]
         revision, partition = subject.split(".")[4:]
-        prefix = f"rl.replay.{kind}" if stream == REPLAY else f"rl.{kind}"
         try:
-            last = await bus.last(stream, f"{prefix}.{run}.{revision}.{partition}")
+            last = await bus.last(stream, subject_of(run, revision, partition))
         except DamagedError:
             continue  # another check reports it
         end = last.seq if last is not None else 0
@@ -293,10 +293,10 @@ async def _lost_snapshots(bus: NatsBus, settings: LedgerSettings) -> list[Contra
     """Return the commits that follow no snapshot and no commit: the snapshot of trimmed ones before is gone."""
     run, firsts = settings.run, dict[str, tuple[str, int]]()
     left_out = await read_left_out(bus)
-    for stage, (stream, kind, model) in _OUTPUTS.items():
+    for stage, (stream, subject_of, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # it is never trimmed
-        for subject in await bus.stored_subjects(stream, [f"rl.{kind}.{run}.{settings.revision}.*"]):
+        for subject in await bus.stored_subjects(stream, [subject_of(run, settings.revision)]):
             env, index = subject.rpartition(".")[2], await _first_index(bus, stream, subject, model)
             if index is not None:
                 firsts[subjects.state(run, stage, settings.revision, env)] = f"the {stage} of {env}", index

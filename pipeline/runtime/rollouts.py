@@ -1,4 +1,4 @@
-"""Reading a rollout group as stored, without trusting its sender."""
+"""Reads a rollout group as stored, without trusting its sender."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def read_rollout(message: StoredMessage) -> StoredRollout:
     group = decode(RolloutGroup, message.data)
     if message.subject != subjects.rollout(group.run, group.env):
         raise SchemaError(f"run, env: {group.run[:40]!r} and {group.env[:40]!r} are not those of {message.subject}")
-    text, plan = message.headers.get(PLAN_HEADER), Plan.of(group)
-    if text != plan.pack() and (told := Plan.unpack(text)) != plan:
-        raise SchemaError(f"header {PLAN_HEADER}: it tells of {told}, the message holds {plan}")
+    header, plan = message.headers.get(PLAN_HEADER), Plan.of(group)
+    if header != plan.pack() and (other := Plan.unpack(header)) != plan:
+        raise SchemaError(f"header {PLAN_HEADER}: it is that of {other}, and the message holds {plan}")
     return StoredRollout(group, message.seq, message.time_ns)
