@@ -7,15 +7,14 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from lachesis.pipeline.common.loopback import LOOPBACK
+from lachesis.pipeline.common.loopback import is_loopback
 
 __all__ = ["describe_proxy", "is_on_this_machine"]
 
 
 def is_on_this_machine(url: str) -> bool:
     """Return whether a URL leads to loopback, where no proxy may stand in between."""
-    host = httpx.URL(url).host
-    return host in LOOPBACK or host.startswith("127.")
+    return is_loopback(httpx.URL(url).host)
 
 
 def describe_proxy(url: str) -> str:

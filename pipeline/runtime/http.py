@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lachesis.pipeline.common.loopback import is_loopback
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -116,7 +116,7 @@ class BrowserGuard:
                 app = self._refuse("requests from web pages are not answered")
             elif self._hosts is not None:
                 host = host_of(headers.get("host", ""))
-                if host not in self._hosts and not _is_loopback(host):
+                if host not in self._hosts and not is_loopback(host):
                     app = self._refuse(f"this server is not {host[:100]!r}; request it by its address")
         await app(scope, receive, send)
 
@@ -135,13 +135,6 @@ def host_of(address: str) -> str:
         return urlsplit(f"//{address}").hostname or ""
     except ValueError:
         return ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int, setting: str) -> socket.socket:

@@ -27,6 +27,9 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"HTTP_PROXY": "http://p:3128", "NO_PROXY": "h,other"}, "http://h:1", ""),
         ({"HTTP_PROXY": "http://p:3128"}, "http://127.0.0.1:1", ""),
         ({"HTTP_PROXY": "http://p:3128"}, "http://localhost:1", ""),
+        ({"HTTP_PROXY": "http://p:3128"}, "http://[::1]:1", ""),
+        ({"HTTP_PROXY": "http://p:3128"}, "http://127.example.com:1",
+         " (by the proxy p:3128 that HTTP_PROXY names; NO_PROXY=127.example.com leaves it out)"),
     ],
 )  # fmt: skip
 def test_the_proxy_of_a_server_is_named(
