@@ -20,7 +20,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -34,6 +34,7 @@ from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
+    "NO_TOML",
     "PREFIX",
     "ConfigSetting",
     "LoadedConfig",
@@ -46,7 +47,7 @@ __all__ = [
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
 
-_NO_TOML = (ValueError, RecursionError)
+NO_TOML: Final = (ValueError, RecursionError)
 """Errors of tomllib and decoding: TOMLDecodeError (a ValueError), and Python's own errors for numbers of thousands of
 digits and for deep nesting."""
 _MAX_DEPTH = 32
@@ -241,7 +242,7 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(read_small_text(file))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except _NO_TOML as error:
+    except NO_TOML as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 
 
@@ -249,7 +250,7 @@ def _value(text: str) -> Any:
     """Read a value as TOML; what is no TOML value is a string, so that quotes are rarely needed."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except _NO_TOML:
+    except NO_TOML:
         return text
     return found["value"] if len(found) == 1 else text  # more than a value: lines that would pass unseen
 

@@ -41,6 +41,7 @@ from lachesis.pipeline.common.paths import opens_run, reach_of
 from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.config.load import NO_TOML
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]
@@ -228,7 +229,7 @@ def load_policy(given: str) -> ConfigPolicy:
         raise ConfigError(f"cannot read the policy {given}: {error.strerror}; presets: {known}") from error
     try:
         policy = msgspec.convert(tomllib.loads(text), ConfigPolicy)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (*NO_TOML, msgspec.ValidationError) as error:
         raise ConfigError(f"the policy {given}: {error}") from error
     policy = msgspec.structs.replace(policy, others=policy.others or "free")
     if policy.preset is None:

@@ -262,3 +262,11 @@ class OwnRun(msgspec.Struct):
 def test_the_type_of_a_setting_says_that_it_lets_others_in() -> None:
     paths = ["own.shared", "own.quiet", "named.x.shared", "own.no_such", "own", "nothing.at.all"]
     assert [path for path in paths if opens_run(OwnRun, path)] == ["own.shared", "named.x.shared"]
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "1" * 5000, "x"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f"others = {value}")
+    with pytest.raises(ConfigError, match=r"the policy .*policy\.toml: "):
+        load_policy(str(file))
