@@ -7,14 +7,12 @@ thread, since Linux ends the child when the *thread* that made it ends.
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
 import secrets
 import shutil
 import signal
-import sys
 import sysconfig
 import threading
 from collections.abc import Awaitable, Callable
@@ -29,6 +27,7 @@ from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.store_reservation import reserved_in_store
 from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.child_process import die_with_parent
 from lachesis.pipeline.common.disk import is_disk_full, write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.installation import install_command
@@ -43,7 +42,6 @@ __all__ = [
     "EmbeddedServer",
     "Endpoint",
     "StoreInUseError",
-    "die_with_parent",
     "find_binary",
     "read_endpoint",
 ]
@@ -56,7 +54,6 @@ SERVER_LOG = "nats-server.log"
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message that the server takes; it warns above this."""
 
-_PR_SET_PDEATHSIG = 1
 _LOG_LINES = 12
 _STARTS = RetryPolicy(first_s=0.1, longest_s=2.0, attempts=6)
 """Between starts of the server. It gives up, unlike waits for an outage: what fails six times in a row fails here."""
@@ -411,21 +408,3 @@ class EmbeddedServer:
         except OSError:
             return "(no log)"
         return "\n".join(line.replace(self.token, "***") for line in lines[-_LOG_LINES:])
-
-
-def die_with_parent(number: signal.Signals, *, parent: int | None = None) -> Callable[[], None] | None:
-    """Return a function that makes a child receive this signal when `parent` is killed (Linux only).
-
-    `parent` is a pid; None is this process.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    expected = os.getpid() if parent is None else parent
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != expected:  # killed before the line above took effect
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arm

@@ -23,7 +23,7 @@ def guard_own_code() -> Iterator[None]:
     Where code of the user's has ended the child (os._exit, exec, a crash), that is said, and the code is 1.
     """
     # here: the help of every command needs neither
-    from lachesis.pipeline.bus.embedded import die_with_parent
+    from lachesis.pipeline.common.child_process import die_with_parent
     from lachesis.pipeline.common.user_code import mark_own_process
 
     ours, theirs = os.pipe()

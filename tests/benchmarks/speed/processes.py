@@ -67,7 +67,7 @@ class Processes:
         self, name: str, arguments: list[str], *, python: str = sys.executable, stdin: int | None = None,
         stdout: int | None = None,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        from lachesis.pipeline.bus.embedded import die_with_parent  # which the Python of TransferQueue has not
+        from lachesis.pipeline.common.child_process import die_with_parent  # which the Python of TransferQueue has not
 
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(

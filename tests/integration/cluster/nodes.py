@@ -17,8 +17,9 @@ from integration.servers import RUN
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import die_with_parent, find_binary
+from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.child_process import die_with_parent
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import kind_of, stream_name
 

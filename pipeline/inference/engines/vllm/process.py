@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 import lachesis
-from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.common.child_process import die_with_parent
 from lachesis.pipeline.common.foreign_variables import without_service_variables
 from lachesis.pipeline.common.machine_memory import free_on_machine
 from lachesis.pipeline.errors import StartupError
