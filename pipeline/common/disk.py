@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.common.fsync import partial_of
 from lachesis.pipeline.common.os_errors import errno_of
 
 __all__ = [
@@ -234,7 +235,7 @@ class DeferredFile:
         SHORTAGES.end(self._path)
 
     def _replace(self, content: bytes) -> None:
-        partial = self._path.with_name(f".{self._path.name}.partial")
+        partial = partial_of(self._path)
         try:
             partial.write_bytes(content)
             partial.replace(self._path)

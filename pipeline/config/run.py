@@ -28,6 +28,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.trainer.config import THIS_MACHINE, TrainingConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.keys import INFERENCE_ROLES
 from lachesis.schemas.subjects import LIVE, check_name
 
 __all__ = [
@@ -193,7 +194,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not env.is_foreign:  # else its client says how many samples, and of what length
                 self._check_size(name, env)
         for role in self.inference:
-            if role not in {"policy", "teacher", "eval"} and not role.startswith(NAMED_TEACHER):
+            if role not in INFERENCE_ROLES and not role.startswith(NAMED_TEACHER):
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher, teacher-NAME or eval")
         kl, reserved = self.training.learner.loss.teacher_kl, self.flow.teacher_bytes_per_token
         self.teacher.check(self.environments, self.inference, kl=kl, reserved=reserved)
@@ -227,10 +228,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if repeated := [name for name in inputs if inputs.count(name) > 1]:
             raise ConfigError(f"training.inputs names {repeated[0]!r} twice")
         teacher_kl = self.training.learner.loss.teacher_kl
-        if "sampling_mask" in inputs and teacher_kl != "sampled":
+        if MASK_COLUMN in inputs and teacher_kl != "sampled":
             raise ConfigError(
                 f'training.learner.loss.teacher_kl is "{teacher_kl}", which needs logprobs of '
-                'tokens that training.inputs sampling_mask may exclude: set it to "sampled", or leave the input out'
+                f'tokens that training.inputs {MASK_COLUMN} may exclude: set it to "sampled", or leave the input out'
             )
 
     def _check_sampling(self) -> None:

@@ -50,8 +50,8 @@ def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
     `commits` commits of `weight` bytes in all follow a snapshot of `state` bytes.
 
     They have to weigh a quarter of the state, so that snapshots store at most four times what commits do. A start is
-    bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MOST_BYTES`) and one commit
-    more, whichever is more, and never more than `MAX_COMMITS_SINCE_SNAPSHOT`.
+    bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MAX_BYTES_SINCE_SNAPSHOT`)
+    and one commit more, whichever is more, and never more than `MAX_COMMITS_SINCE_SNAPSHOT`.
     """
     enough = min(state // 4, MAX_BYTES_SINCE_SNAPSHOT)
     return commits >= SNAPSHOT_EVERY and (weight >= enough or commits >= MAX_COMMITS_SINCE_SNAPSHOT)

@@ -38,12 +38,12 @@ async def open_bursts(
 ) -> AsyncIterator[AsyncIterator[list[StoredMessage]]]:
     """Yield an iterator of bursts.
 
-    Whatever the sources have ready, at least one message, and at most `most` messages and `max_bytes` bytes; a message
-    larger than that comes alone.
+    A burst is what the sources have ready: at least one message, at most `most` messages and `max_bytes` bytes. A
+    message larger than that comes alone.
 
-    The time between two bursts counts as work, the wait for one does not.
-    Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains: the
-    burst in hand is finished, what was read ahead (as much again, and one message a source) is dropped.
+    The time between two bursts counts as work, the wait for one does not. Each source keeps its stream's order; between
+    sources there is none. The iterator ends when the service drains: the burst in hand is finished, what was read ahead
+    (as much again, and one message a source) is dropped.
     """
     send, receive = anyio.create_memory_object_stream[StoredMessage](most)
     ahead = InFlightWindow(max_bytes, most)

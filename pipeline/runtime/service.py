@@ -106,7 +106,7 @@ class Service:
     def record_call(
         self, start_ns: int, items: int, *, failed: bool = False, payload: int | None = None, plain: int | None = None
     ) -> None:
-        """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `Call`."""
+        """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `CallRecord`."""
         seconds = (self.now_ns() - start_ns) / 1e9
         self.tracing.performance["api_perf"].record(
             CallRecord(time.monotonic(), seconds, items, failed, payload, plain)
@@ -202,7 +202,7 @@ class Service:
         """Count a further attempt, and say in the heartbeat what it is for, since when and why."""
         full = isinstance(wait.error, StreamFullError)
         if isinstance(wait.error, UnreadableAnswerError):
-            mend = "see what stands at that address; it is asked again until it answers properly"
+            mend = "see what stands at that address; it is requested again until it answers properly"
             self.set_problem("unreadable answers", str(wait.error), mend=mend, for_s=_UNREADABLE_S)
         self.mark_waiting("backpressure" if full else "waiting", str(wait))
         self.vitals.retried += 1
@@ -235,9 +235,9 @@ class Service:
         self.vitals.waits_for = note
 
     async def starts_with(self, what: str) -> None:
-        """Say what the start is busy with, until `waits` or `recovered`.
+        """Say what the start is busy with, until `mark_waiting` or `mark_ok`.
 
-        At once, since it may block the event loop.
+        The heartbeat leaves at once, since the start may block the event loop.
         """
         self.set_note(_START, what)
         await self.heartbeat()
