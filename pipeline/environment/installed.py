@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from lachesis.pipeline.common.safe_text import encodable
+from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.environment.source_files import SourceFile, scan_files
 from lachesis.pipeline.environment.source_scan import FoundEnvironment
 from lachesis.schemas.errors import ConfigError
@@ -58,9 +59,14 @@ def scan_installed(path: list[str] | None = None) -> InstalledEnvironments:
     found: dict[str, InstalledEnvironment] = {}
     problems: list[str] = []
     for package in islice(distributions(path=where), _MAX_PACKAGES):
-        named = {point.value: point.name for point in package.entry_points if point.group == ENTRY_POINTS}
-        name = encodable(str(package.name))
-        for module, file in _modules(package, name, named, where, problems):
+        try:
+            named = {point.value: point.name for point in package.entry_points if point.group == ENTRY_POINTS}
+            name = encodable(str(package.name))
+            modules = list(_modules(package, name, named, where, problems))
+        except Exception as error:  # noqa: BLE001 - damaged metadata of other people's packages raises anything
+            problems.append(f"{_place_of(package)}: its metadata cannot be read: {error_text(error)}; install it again")
+            continue
+        for module, file in modules:
             for source in _scan(file, name, problems):
                 for environment in source.environments:
                     kind = f"{module}:{environment.name}"
@@ -76,6 +82,11 @@ def scan_installed(path: list[str] | None = None) -> InstalledEnvironments:
     # a package can come twice: the backport importlib_metadata, once imported, finds each again
     environments = sorted(found.values(), key=lambda one: one.kind)
     return InstalledEnvironments(environments=environments, problems=list(dict.fromkeys(problems)))
+
+
+def _place_of(package: Distribution) -> str:
+    """Return the folder of a package's metadata; its name may be what cannot be read."""
+    return encodable(str(getattr(package, "_path", "a package")))
 
 
 def _modules(

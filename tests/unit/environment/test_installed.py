@@ -73,6 +73,17 @@ def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(site: Path) -> N
     assert len(set(found.problems)) == len(found.problems)
 
 
+def test_a_package_with_damaged_metadata_is_named_and_hides_no_other(site: Path) -> None:
+    whole = [one.kind for one in scan_installed([str(site)]).environments]
+    install(site, "latin", {}, requires="atroposlib")
+    (site / "latin-1.0.dist-info" / "METADATA").write_bytes(b"Name: latin\nAuthor: Andr\xe9\n")
+    install(site, "torn", {}, points="[lachesis.environments]\nwithout a value\n")
+    found = scan_installed([str(site)])
+    assert [one.kind for one in found.environments] == whole
+    for name in ("latin", "torn"):
+        assert any(f"{name}-1.0.dist-info: its metadata cannot be read" in problem for problem in found.problems)
+
+
 @pytest.mark.slow
 def test_they_are_listed_and_can_be_selected(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
