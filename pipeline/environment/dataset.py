@@ -32,7 +32,7 @@ from lachesis.pipeline.tasks.row_report import RowReport, first_of_each, twins
 from lachesis.pipeline.tasks.row_stores import DatasetRow
 from lachesis.pipeline.tasks.rows import read_named
 from lachesis.pipeline.tasks.shards import find_shards, read_files
-from lachesis.pipeline.tasks.task import Task, prompt_hash
+from lachesis.pipeline.tasks.task import Task, prompt_hash, prompt_text
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
@@ -248,17 +248,16 @@ class Dataset(Environment):
 
     def _have_one_text(self, one: int, two: int) -> bool:
         """Return whether two rows have `one_spelling`: different system messages count as a difference."""
-        first, second = [
-            one_spelling(" ".join(f"{one.role}: {one.content}" for one in self._task(self._rows[place], "").messages))
-            for place in (one, two)
-        ]
+        first, second = [one_spelling(prompt_text(self._task(self._rows[place], "").messages)) for place in (one, two)]
         return first == second
 
     def _pair(self, one: int, two: int) -> str:
         said = [self._task(self._rows[place], "") for place in (one, two)]
         about = [str(task.task.get("answer", task.task.get("tests", "")))[:40] for task in said]
         asked = said[0].messages[-1].content.strip()[:60]
-        return f"rows {one + 1} and {two + 1}, {about[0]!r} and {about[1]!r}, of {asked!r}"
+        return (
+            f"rows {self._rows.name_of(one)} and {self._rows.name_of(two)}, {about[0]!r} and {about[1]!r}, of {asked!r}"
+        )
 
     def _named_columns(self) -> frozenset[str]:
         """Return the outermost columns that the parameters name, before any row is read."""
@@ -328,7 +327,7 @@ class Dataset(Environment):
             about["metadata"] = {one: _plain(column(row, one, where), where) for one in self._metadata}
         about |= {name: _plain(column(row, one, where), where) for name, one in self._extra.items()}
         return Task(
-            item=prompt_hash("\n".join(f"{one.role}: {one.content}" for one in messages))[:16],
+            item=prompt_hash(prompt_text(messages))[:16],
             prompt=messages,
             task=about,
             skill=None if self._skill is None else skill_in(column(row, self._skill, where)),

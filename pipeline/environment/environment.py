@@ -22,8 +22,7 @@ from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.session import Reply, Session
 from lachesis.pipeline.environment.tools import describe_tools, run_tools, tools_of
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.tasks.identity import keys_of
-from lachesis.pipeline.tasks.item_keys import Keys
+from lachesis.pipeline.tasks.item_keys import Keys, keys_of
 from lachesis.pipeline.tasks.task import Task
 from lachesis.pipeline.tasks.tool_calls import ParsedCalls
 from lachesis.schemas.errors import ConfigError

@@ -17,7 +17,7 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stored_values import decode_value
 from lachesis.pipeline.tasks.item_keys import Keys
-from lachesis.pipeline.tasks.task import prompt_hash
+from lachesis.pipeline.tasks.task import prompt_hash, prompt_text
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PromptsRecord
@@ -35,7 +35,7 @@ def record_of(env: Environment, item_keys: Keys, tokenizer_hash: str, item: str 
     known = [] if item is None or not item.isdecimal() else (item_keys == int(item)).nonzero()[0].tolist()
     place = known[0] if known else int(item_keys.argmin())
     try:
-        said = prompt_hash("\n".join(f"{one.role}: {one.content}" for one in env.task(place).messages))
+        said = prompt_hash(prompt_text(env.task(place).messages))
     except Exception:  # noqa: BLE001 - a bug of the environment: where the task is worked on, it is named
         said = ""
     return PromptsRecord(

@@ -1,4 +1,4 @@
-"""Makes the 64-bit key by which a task is recognized in another order of its pool. Pure.
+"""Makes the 64-bit keys by which tasks are recognized in another order of their pool. Pure.
 
 Statistics, the order of an epoch and the held-out split use these keys, so every task keeps its identity if a file is
 shuffled, extended or exchanged between two starts of a run.
@@ -7,16 +7,54 @@ shuffled, extended or exchanged between two starts of a run.
 import hashlib
 import re
 import unicodedata
+from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Keys", "exact_key", "mixed", "one_spelling", "places_of", "prompt_key", "repeats", "unique_keys"]
+from lachesis.pipeline.tasks.task import Task, prompt_text
+
+__all__ = [
+    "Keys",
+    "exact_key",
+    "keys_of",
+    "mixed",
+    "one_spelling",
+    "places_of",
+    "prompt_key",
+    "unique_keys",
+]
 
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]")
 """Hyphens that are not shown, spaces without width, marks of direction, variants of a character."""
 Keys = NDArray[np.uint64]
 """One key for each task, by its index."""
+
+
+def keys_of(tasks: Iterable[Task]) -> Keys:
+    """Return the keys of an environment's tasks, made from their prompts.
+
+    Tasks with exactly the same prompt, such as games with a hidden state, are distinguished by the data for raters.
+    """
+    loose, exact, full = [], [], []
+    for task in tasks:
+        text = prompt_text(task.messages)
+        loose.append(prompt_key(text))
+        exact.append(exact_key(text))
+        full.append(exact_key(_packed([text, task.item, task.task])))
+    keys = np.array(loose, np.uint64)
+    same = _repeats(np.array(exact, np.uint64))
+    keys[same] = np.array(full, np.uint64)[same]
+    return keys
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value, order="deterministic", enc_hook=str)
+    except (TypeError, ValueError, OverflowError):
+        return repr(value).encode("utf-8", "surrogatepass")
 
 
 def exact_key(data: str | bytes) -> int:
@@ -49,10 +87,10 @@ def mixed(keys: Keys) -> Keys:
 def unique_keys(keys: Keys, names: Keys) -> Keys:
     """Return the keys; equal ones are made different by the keys of their names, then by their order."""
     found = keys.copy()
-    same = repeats(found)
+    same = _repeats(found)
     found[same] = mixed(found[same] ^ names[same])
     seen: dict[int, int] = {}
-    for index in np.flatnonzero(repeats(found)).tolist():
+    for index in np.flatnonzero(_repeats(found)).tolist():
         key = int(found[index])
         seen[key] = seen.get(key, -1) + 1
         found[index] = (key + seen[key]) % (1 << 64)
@@ -68,7 +106,7 @@ def places_of(wanted: Keys, among: Keys) -> NDArray[np.int64]:
     return places
 
 
-def repeats(keys: Keys) -> NDArray[np.bool_]:
+def _repeats(keys: Keys) -> NDArray[np.bool_]:
     """Return which keys, bool [N], occur more than once."""
     _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
     found: NDArray[np.bool_] = counts[place] > 1

@@ -22,7 +22,7 @@ __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
 
 log = logging.getLogger("lachesis")
 
-_VERSION = 7
+_VERSION = 8
 """Increased whenever the same rows give another index."""
 _LARGE_BYTES = 4 << 20
 """A smaller file is read in a second or less."""

@@ -1,13 +1,14 @@
 """Defines a task: one item of an environment's pool, as the environment's author writes it."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Task", "prompt_hash"]
+__all__ = ["Task", "prompt_hash", "prompt_text"]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def messages(self) -> list[Message]:
         return [Message(role="user", content=self.prompt)] if isinstance(self.prompt, str) else list(self.prompt)
+
+
+def prompt_text(messages: Sequence[Message]) -> str:
+    """Return a conversation as the one text from which the hash and the keys of a task are made."""
+    return "\n".join(f"{one.role}: {one.content}" for one in messages)
 
 
 def prompt_hash(prompt: str) -> str:

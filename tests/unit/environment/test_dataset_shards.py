@@ -55,6 +55,9 @@ def test_a_row_is_named_with_its_file(folder: Path) -> None:
     write(folder / "part-2.jsonl", [{"prompt": "2/0", "answer": "0"}, {"prompt": 7, "answer": "0"}])
     (doubt, *_) = Dataset(path=str(folder)).doubts
     assert f"row 2 of {folder}/part-2.jsonl" in doubt
+    write(folder / "part-2.jsonl", [{"prompt": "1/1", "answer": "7"}, {"prompt": "new", "answer": "0"}])
+    (contradiction,) = Dataset(path=str(folder)).doubts
+    assert f"rows 2 of {folder}/part-1.jsonl and 1 of {folder}/part-2.jsonl, '1' and '7'" in contradiction
     (folder / "part-10.jsonl").write_text('{"prompt": \n')
     with pytest.raises(ConfigError, match=r"part-10\.jsonl"):
         Dataset(path=str(folder))
