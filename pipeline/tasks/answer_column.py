@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.pipeline.tasks.columns import column, is_missing
+from lachesis.pipeline.tasks.columns import column, is_blank, is_missing
 from lachesis.pipeline.tasks.conversations import Conversation, read_conversation
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.pipeline.tasks.row_stores import DatasetRow
@@ -46,7 +46,7 @@ class AnswerColumn:
             value = read_transcript(value) or value
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             value = _last_said(value, self._name, where)  # a completion, or a conversation, as chat messages
-        if is_missing(value) or (isinstance(value, str) and not value.strip()):
+        if is_blank(value):
             raise ConfigError(
                 f"{where}: its answer is {value!r} ({type(value).__name__}), which is missing. Mend it: drop the row, "
                 "or, if no rater needs answers, set answer = ''"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from lachesis.pipeline.tasks.columns import is_missing, opened
+from lachesis.pipeline.tasks.columns import is_blank, opened
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError
 
@@ -130,7 +130,7 @@ def _of_object(value: Mapping[str, Any], where: str) -> Iterator[AnswerChoice]:
     texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
     if texts is None:
         for label, text in value.items():
-            if not _is_blank(text):
+            if not is_blank(text):
                 yield msgspec.structs.replace(_of_one(text, where), label=str(label))
         return
     given = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -152,7 +152,7 @@ def _of_one(value: Any, where: str) -> AnswerChoice:
         value = next((value[name] for name in _TEXTS if value.get(name) is not None), None)
     if isinstance(value, bool):
         value = str(value)
-    if _is_blank(value) or not isinstance(value, str | int | float):
+    if is_blank(value) or not isinstance(value, str | int | float):
         raise ConfigError(
             f"{where}: one of its choices is {value!r:.60} ({type(value).__name__}), neither text nor number"
         )
@@ -162,13 +162,9 @@ def _of_one(value: Any, where: str) -> AnswerChoice:
 def _without_end(values: Sequence[Any]) -> list[Any]:
     """Return values without the missing ones at their end, as tables have them where there are fewer choices."""
     kept = list(values)
-    while kept and _is_blank(kept[-1]):
+    while kept and is_blank(kept[-1]):
         kept.pop()
     return kept
-
-
-def _is_blank(value: Any) -> bool:
-    return is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def _without_own_labels(choices: list[AnswerChoice]) -> list[AnswerChoice]:

@@ -18,6 +18,7 @@ __all__ = [
     "braced_names",
     "column",
     "fill_template",
+    "is_blank",
     "is_missing",
     "opened",
     "template_columns",
@@ -49,6 +50,11 @@ def column(row: Mapping[str, Any], name: str, where: str) -> Any:
 def is_missing(value: Any) -> bool:
     """Whether a value is missing: null, or what data frames write instead."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a value is missing, or a text of blanks alone."""
+    return is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def _find(row: Mapping[str, Any], name: str) -> Any:

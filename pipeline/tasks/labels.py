@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from lachesis.pipeline.tasks.columns import is_missing
+from lachesis.pipeline.tasks.columns import is_blank
 from lachesis.pipeline.tasks.references import is_absent_text
 from lachesis.schemas.errors import ConfigError
 
@@ -41,4 +41,4 @@ def difficulty_in(value: Any, where: str) -> float | None:
 
 
 def _is_nothing(value: Any) -> bool:
-    return is_missing(value) or (isinstance(value, str) and (not value.strip() or is_absent_text(value.strip())))
+    return is_blank(value) or (isinstance(value, str) and is_absent_text(value.strip()))

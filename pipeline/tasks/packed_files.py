@@ -13,7 +13,7 @@ from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.errors import StartupError
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["PACKINGS", "START_BYTES", "refuse_other_kind", "unpacked"]
+__all__ = ["PACKINGS", "START_BYTES", "ending_of", "refuse_other_kind", "unpacked"]
 
 PACKINGS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 """The compression of a file, by the last ending of its name."""
@@ -34,6 +34,11 @@ _OTHERS = (
     (b"<!doctype html", "a web page: download the file itself"),
     (b"<html", "a web page: download the file itself"),
 )
+
+
+def ending_of(path: Path) -> str:
+    """Return the ending of a file's name that says what it holds: of a packed file, the one before the packing's."""
+    return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
 
 
 def refuse_other_kind(path: Path, start: bytes, ending: str) -> None:

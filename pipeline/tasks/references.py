@@ -12,12 +12,12 @@ from typing import Any
 from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["holds_list", "is_absent_text", "reference_text", "reference_texts"]
+__all__ = ["INVISIBLE", "holds_list", "is_absent_text", "reference_text", "reference_texts"]
 
 _MAX_PLAIN_EXPONENT = 20
 """Powers of ten up to which a number is written without an exponent."""
-_INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
-"""Characters without a width, which copied texts have at their ends."""
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u200e\u200f"
+"""Characters without a width, marks of direction among them, which copied texts have at their ends."""
 _ABSENT = frozenset({"nan", "NaN", "NAN", "<NA>", "NaT"})
 """Texts that data frames print for a missing value."""
 
@@ -47,9 +47,7 @@ def reference_text(value: Any, where: str) -> str:
         cure = "give a list of texts, of which any is right" if value else "it is empty: drop the row, or give None"
         raise ConfigError(_refused(where, value, cure))
     text = (
-        _number_text(value)
-        if isinstance(value, int | float | Decimal)
-        else str(value).strip().strip(_INVISIBLE).strip()
+        _number_text(value) if isinstance(value, int | float | Decimal) else str(value).strip().strip(INVISIBLE).strip()
     )
     if text is None or text in _ABSENT:
         raise ConfigError(_refused(where, value, "it is a missing value: drop the row, or give no answer (None)"))

@@ -18,7 +18,7 @@ from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.tasks.arrow_rows import ArrowRows, arrow_errors
 from lachesis.pipeline.tasks.csv_rows import CsvTable
 from lachesis.pipeline.tasks.json_files import read_json
-from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, refuse_other_kind, unpacked
+from lachesis.pipeline.tasks.packed_files import PACKINGS, START_BYTES, ending_of, refuse_other_kind, unpacked
 from lachesis.pipeline.tasks.row_stores import JsonRows, LinePlaces, LineRows, Rows, SequenceRows, rows_of_lines
 from lachesis.schemas.errors import ConfigError
 
@@ -40,12 +40,12 @@ def read_file(path: Path, names: frozenset[str], lines: LinePlaces | None = None
     """Return the rows of a file; the ending of its name gives its kind.
 
     A further ending such as `.gz` means that it is packed. `names`: columns that will be read. `lines`: the places of
-        JSON lines, if known (`LineRows.lines`).
+    JSON lines, if known (`LineRows.lines`).
 
     Raises `ConfigError` if the file is missing, of another kind, or damaged, `StartupError` without pyarrow.
     """
     packed = path.suffix.lower() in PACKINGS
-    ending = (path.with_suffix("") if packed else path).suffix.lower()
+    ending = ending_of(path)
     if ending not in ENDINGS:
         kinds = f"{', '.join(ENDINGS)}, or one of them and {', '.join(PACKINGS)}"
         cure = next((text for end, text in _OTHER_KINDS.items() if path.name.lower().endswith(end)), "")

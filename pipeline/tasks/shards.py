@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
-from lachesis.pipeline.tasks.packed_files import PACKINGS
+from lachesis.pipeline.tasks.packed_files import ending_of
 from lachesis.pipeline.tasks.row_stores import DatasetRow, LinePlaces, Rows
 from lachesis.pipeline.tasks.rows import ENDINGS, read_file
 from lachesis.schemas.errors import ConfigError
@@ -87,7 +87,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _kind(file: Path) -> str | None:
-    ending = (file.with_suffix("") if file.suffix.lower() in PACKINGS else file).suffix.lower()
+    ending = ending_of(file)
     return ending if ending in ENDINGS else None
 
 

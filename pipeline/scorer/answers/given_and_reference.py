@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from lachesis.pipeline.scorer.rater import Sample
-from lachesis.pipeline.tasks.references import reference_texts
+from lachesis.pipeline.tasks.references import INVISIBLE, reference_texts
 from lachesis.pipeline.tasks.thoughts import answer_part
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["any_of", "best_of", "check_pattern", "compiled", "given", "last_match", "references"]
-
-_INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u200e\u200f"
 
 
 def references(sample: Sample) -> list[str]:
@@ -75,7 +73,7 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def same_text(text: str) -> str:
     """Return a text with one line end, one spelling of accents, and no blanks around."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return unicodedata.normalize("NFC", text).strip().strip(_INVISIBLE).strip()
+    return unicodedata.normalize("NFC", text).strip().strip(INVISIBLE).strip()
 
 
 @lru_cache(maxsize=128)
