@@ -116,6 +116,12 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     may. sample: the request is sampled, and the group's metadata name it. give_up: the sample is lost, as one whose
     server went away (`lost_samples`). Default sample."""
 
+    def collect_config(self, *, max_context: int | None = None) -> CollectConfig:
+        """Return how evaluations and tests collect answers. `max_context`: tokens of the model's context, if known."""
+        return CollectConfig(
+            request_timeout_s=self.timeout_s, chat_template_kwargs=self.chat_template_kwargs, max_context=max_context
+        )
+
     @property
     def largest_bytes(self) -> int:
         """Most that a group may weigh, bytes: what its lease reserves."""

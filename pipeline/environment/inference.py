@@ -34,7 +34,15 @@ from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed", "joined_experts"]
+__all__ = [
+    "Inference",
+    "InferenceRequests",
+    "ModelTurn",
+    "as_chat",
+    "derive_seed",
+    "joined_experts",
+    "max_context_of",
+]
 
 T = TypeVar("T")
 
@@ -82,6 +90,13 @@ class Inference(Protocol):
     ) -> list[GeneratedSample]:
         """Sample `n` completions of one prompt."""
         ...
+
+
+async def max_context_of(inference: Inference) -> int | None:
+    """Return how many tokens the model's context has; None if the server does not say."""
+    ask = getattr(inference, "max_model_len", None)
+    found: int | None = None if ask is None else await ask()
+    return found
 
 
 class ModelTurn(NamedTuple):

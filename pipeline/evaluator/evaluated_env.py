@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lachesis.pipeline.environment.collecting import collect_config, max_context_of
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.inference import Inference, max_context_of
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.evaluator.evaluate import EvalResult, GroupScorer, evaluate
 from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings
@@ -92,7 +91,7 @@ class EvaluatedEnv:
             seed=self.seed,
             policy_version=policy_version,
             concurrency=self.settings.concurrency,
-            config=collect_config(self.settings, max_context=await max_context_of(inference)),
+            config=self.settings.collect_config(max_context=await max_context_of(inference)),
             report=report,
             skip=skip,
         )

@@ -16,10 +16,9 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.common.secret_texts import error_text
-from lachesis.pipeline.environment.collecting import collect_config, max_context_of
 from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import Inference, derive_seed
+from lachesis.pipeline.environment.inference import Inference, derive_seed, max_context_of
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, SampleOutcome
@@ -67,7 +66,7 @@ class InferenceTest:
         self._samples = samples
         self._seed = seed
         self._concurrency = concurrency
-        self._collect = collect or collect_config(settings)
+        self._collect = collect or settings.collect_config()
         own = settings.scoring or scoring
         self._scorer = EnvironmentScorer(own, settings, explains=True) if own.raters else None
         if len(env) < 1:

@@ -13,8 +13,7 @@ import typer
 
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig
-from lachesis.pipeline.environment.collecting import collect_config, max_context_of
-from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.inference import Inference, max_context_of
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
@@ -134,7 +133,7 @@ async def _try(
     served = InferenceConfig(chat_template=config.chat_template)
     opening = open_local_model(model, settings.timeout_s, served, exceptions=config.model_exceptions)
     async with opening as inference:
-        collect = collect_config(settings, max_context=await max_context_of(inference))
+        collect = settings.collect_config(max_context=await max_context_of(inference))
         recorded = _RecordedCalls(inference)
         try:
             async with env.running():
