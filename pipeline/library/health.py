@@ -1,6 +1,5 @@
 """Runs the health checks of rewards in a loop of your own, from the plain scores of its groups. Pure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -8,12 +7,16 @@ from typing import Any
 from lachesis.pipeline.common.arguments import listed, number_column, number_columns, table_of, whole_number
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
+from lachesis.pipeline.normalizer.estimators.centred import Centred
 from lachesis.pipeline.normalizer.welford import MAX_ABS_REWARD
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["HealthChecks"]
+
+_OWN_ADVANTAGES = "own"
+"""Names the estimator of advantages that the loop gives: like a user's own, it has no bound that could be checked."""
 
 
 class HealthChecks:
@@ -43,18 +46,17 @@ class HealthChecks:
     ) -> list[Alert]:
         """Take in a group by the scores of its samples; advantages are score - mean unless given.
 
+        Advantages that are given may be of any estimator, so only their skewness is judged.
+
         Returns the results of the window that it fills, else nothing; healthy findings are left out. Raises `DataError`
         on columns of different lengths, or numbers that are none; then nothing is counted.
         """
         found = number_column("score", scores, largest=MAX_ABS_REWARD)
         rated = number_columns("rating", {} if ratings is None else ratings, largest=MAX_ABS_REWARD)
         tokens = [] if lengths is None else [whole_number("a length", one) for one in listed("length", lengths)]
-        known = [one for one in found if one is not None]
-        mean = math.fsum(known) / len(known) if known else None
-        std = None if mean is None else math.sqrt(math.fsum((one - mean) ** 2 for one in known) / len(known))
-        if advantages is None:
-            gains = [None if one is None or mean is None else one - mean for one in found]
-        else:
+        centred = Centred().advantages(found)
+        gains: Sequence[float | None] = centred.advantages
+        if advantages is not None:
             gains = number_column("advantage", advantages, largest=MAX_ABS_REWARD)
         columns: dict[str, Sequence[float | None]] = {"advantages": gains, **rated}
         if lengths is not None:
@@ -83,17 +85,17 @@ class HealthChecks:
         self._monitor.reward(
             GroupReward(
                 **of_group,
-                verdict="unscorable" if not known else "trainable" if std else "zero_variance",
+                verdict=centred.verdict,
                 scores=found,
                 rewards=found,
-                advantages=gains,
+                advantages=list(gains),
                 snapshot="-",
-                mean=mean,
-                std=std,
-                range=max(known) - min(known) if known else None,
-                n_valid=len(known),
+                mean=centred.mean,
+                std=centred.std,
+                range=centred.range,
+                n_valid=centred.n_valid,
             ),
-            "grpo",
+            Centred.name if advantages is None else _OWN_ADVANTAGES,
         )
         if not self._monitor.window_full:
             return []

@@ -124,6 +124,21 @@ def test_health_checks_say_when_every_score_is_the_same():
         checks.add_group([float("nan")])
 
 
+@pytest.mark.parametrize(
+    ("scores", "advantages", "expected"),
+    [
+        ([0.0, 100.0, 0.0, 100.0], None, set()),
+        ([0.0, 1.0], [20.0, 30.0], set()),
+        ([0.1, 0.1, 0.1], None, {"zero_variance"}),
+    ],
+    ids=["scores in percent", "advantages of another estimator", "equal scores whose mean is rounded"],
+)
+def test_health_checks_call_no_sound_advantages_a_bug(scores, advantages, expected):
+    checks = HealthChecks(window=16, score_high=max(1.0, *scores))
+    alerts = [alert for _ in range(16) for alert in checks.add_group(scores, advantages=advantages)]
+    assert {alert.check for alert in alerts} == expected
+
+
 def test_a_tracker_counts_failures_and_lets_them_through():
     tracker = PerformanceTracker(slow_ms=1.0)
     tracker.record(2.0, items=3)
