@@ -14,13 +14,13 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.errors import InfrastructureError, LedgerError
-from lachesis.pipeline.normalizer.logic.generations import (
+from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
+from lachesis.pipeline.normalizer.logic.revision_normalizers import (
     NormalizerChange,
     RevisionNormalizers,
     RewardTerms,
     promotions_in,
 )
-from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
 from lachesis.pipeline.normalizer.logic.reward import RewardRule, reliability_shares, shaping_metrics
 from lachesis.pipeline.normalizer.settings import EnvRewardSettings, NormalizerSettings
 from lachesis.pipeline.normalizer.unjoined import UnjoinedScores
@@ -215,7 +215,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
             subjects.ROLLOUTS: max(self.cursors[subjects.ROLLOUTS], self.normalizer.watermark),
             subjects.EVENTS: min(source for source in needed if source is not None),
         }
-        rule = step.generation.rule
+        rule = step.of.rule
         self._sources = [ready.source for ready in step.ready]
         await self.write(
             RewardEvent(
@@ -225,7 +225,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
                 advantage=rule.estimator.name,
                 commit=self.next_commit(step.delta),
                 groups=[self._reward(ready, rule, start_ns) for ready in step.ready],
-                promoted=step.generation.promoted,
+                promoted=step.of.promoted,
             )
         )
 

@@ -17,11 +17,10 @@ import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers
-from lachesis.pipeline.runtime.dead_letters import dead_letter, store_dead_letter
+from lachesis.pipeline.normalizer.logic.revision_normalizers import RevisionNormalizers
+from lachesis.pipeline.runtime.dead_letters import dead_letter_at, store_dead_letter
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import DataError
 
 __all__ = ["UnjoinedScores"]
 
@@ -29,7 +28,9 @@ log = logging.getLogger("lachesis")
 
 
 class _UnreadableMessage(NamedTuple):
-    message: StoredMessage
+    """A message at sequence `seq` of EVENTS. It may have held scores of rollouts up to sequence `last` of ROLLOUTS."""
+
+    seq: int
     last: int
     due_s: float
 
@@ -55,12 +56,13 @@ class UnjoinedScores:
     ) -> None:
         """`forget` is given group and sequence in EVENTS of each score that is dropped."""
         self._service = service
+        self._env = env
         self._normalizer = normalizer
         self._deadline_s = deadline_s
         self._forget = forget
         self._rollouts = subjects.rollout(service.run, env)
         self._scores = subjects.event("score", service.run, service.revision, env)
-        self._lost: deque[_UnreadableMessage | _ScoresAhead] = deque()
+        self._held: deque[_UnreadableMessage | _ScoresAhead] = deque()
         self._read: dict[str, int] = {}
         self._moved = anyio.Event()
 
@@ -71,8 +73,8 @@ class UnjoinedScores:
     def mark_read(self, message: StoredMessage) -> None:
         """Say that the writer has taken in `message`."""
         self._read[message.stream] = message.seq
-        if self._lost:
-            self._move()
+        if self._held:
+            self._notify()
 
     async def hold(self, message: StoredMessage) -> None:
         """Take in a message of EVENTS that cannot be read.
@@ -80,15 +82,15 @@ class UnjoinedScores:
         Raises `InfrastructureError` once the service drains.
         """
         last = await self._last(subjects.ROLLOUTS, self._rollouts)
-        self._lost.append(_UnreadableMessage(message, last, anyio.current_time() + self._deadline_s))
-        self._move()
+        self._held.append(_UnreadableMessage(message.seq, last, anyio.current_time() + self._deadline_s))
+        self._notify()
 
     def watch_ahead(self) -> None:
         """At the deadline, give up scores that are ahead now, unless some are watched already."""
-        if self._normalizer.ahead and not any(isinstance(one, _ScoresAhead) for one in self._lost):
+        if self._normalizer.ahead and not any(isinstance(one, _ScoresAhead) for one in self._held):
             due_s = anyio.current_time() + self._deadline_s
-            self._lost.append(_ScoresAhead(self._read[subjects.EVENTS], due_s))
-            self._move()
+            self._held.append(_ScoresAhead(self._read[subjects.EVENTS], due_s))
+            self._notify()
 
     def drop_ahead(self, source: int) -> None:
         """Drop scores up to `source` that are still ahead, when all stored rollouts are known."""
@@ -105,7 +107,7 @@ class UnjoinedScores:
 
         A restart reads it again. None: there is none.
         """
-        return next((one.message.seq for one in self._lost if isinstance(one, _UnreadableMessage)), None)
+        return next((one.seq for one in self._held if isinstance(one, _UnreadableMessage)), None)
 
     async def give_up_at_deadlines(self) -> None:
         """At each deadline write dead letters for all groups that still wait, or drop scores still ahead.
@@ -114,16 +116,16 @@ class UnjoinedScores:
         """
         try:
             while True:
-                while not self._lost:
+                while not self._held:
                     await self._wait()
-                first = self._lost[0]
+                first = self._held[0]
                 await anyio.sleep_until(first.due_s)
                 await self._catch_up()
                 if isinstance(first, _ScoresAhead):
                     self.drop_ahead(first.source)
                 else:
-                    await self._bury(first)
-                self._lost.popleft()
+                    await self._give_up(first)
+                self._held.popleft()
         except InfrastructureError:
             if not self._service.draining.is_set():
                 raise
@@ -135,13 +137,14 @@ class UnjoinedScores:
             while self._read[stream] < last:
                 await self._wait()
 
-    async def _bury(self, lost: _UnreadableMessage) -> None:
-        where = f"sequence {lost.message.seq} of {lost.message.stream}"
-        error = DataError(f"no score; it may have been in what cannot be read at {where}")
-        letter = dead_letter(self._service, lost.message, "deadline", error)
-        for seq, group in self._normalizer.unresolved(lost.last):
-            given_up = letter.replace(stream=subjects.ROLLOUTS, seq=seq, group=group, trace_id=group)
-            await store_dead_letter(self._service, given_up)
+    async def _give_up(self, unreadable: _UnreadableMessage) -> None:
+        """Store a dead letter for each rollout that may have lost its scores with the message."""
+        reason = f"no score; it may have been in what cannot be read at sequence {unreadable.seq} of {subjects.EVENTS}"
+        for seq, group in self._normalizer.unresolved(unreadable.last):
+            letter = dead_letter_at(
+                self._service, subjects.ROLLOUTS, seq, env=self._env, plan=None, kind="deadline", reason=reason
+            )
+            await store_dead_letter(self._service, letter.replace(group=group, trace_id=group))
 
     async def _last(self, stream: str, subject: str) -> int:
         """Return the sequence of the last message stored on `subject`, 0 without any."""
@@ -153,6 +156,6 @@ class UnjoinedScores:
     async def _wait(self) -> None:
         await self._moved.wait()
 
-    def _move(self) -> None:
+    def _notify(self) -> None:
         self._moved.set()
         self._moved = anyio.Event()

@@ -16,8 +16,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.learner import PoolLearner
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environment.load import load_environment
-from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.normalizer.logic.normalizer import ReadyGroup
+from lachesis.pipeline.normalizer.logic.revision_normalizers import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState

@@ -31,7 +31,7 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     std_floor: float = 1e-3
     """Smallest divisor, in units of the reward. Default 0.001."""
     clip: float | None = 5.0
-    """Largest distance from the mean, in standard deviations; farther rewards are moved to it and counted. None or 0
+    """Largest distance from the mean, in standard deviations; farther rewards are moved to it. None or 0
     turns it off. Default 5."""
     bounds: dict[str, tuple[float, float]] = {}
     """For mode "minmax": (lowest, highest) possible reward per key; a key without is ranked instead. What was observed

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 from lachesis.pipeline.common.arguments import listed
 from lachesis.schemas.errors import DataError
 
@@ -72,9 +74,11 @@ class MomentAccumulator:
         return cls(*(int(field) for field in fields))
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """`count` and `groups` are plain numbers, `mean` and `std` (population) are weighted by decay."""
+class Moments(msgspec.Struct, frozen=True):
+    """Statistics of one key: `count` and `groups` are plain numbers, `mean` and `std` (population) weighted by decay.
+
+    All but `count` and `groups` are in units of the raw reward.
+    """
 
     count: int
     groups: int
@@ -85,9 +89,9 @@ class Moments:
 
 
 def decay_weights(decay: float, length: int) -> list[int]:
-    """Return decay^0 ..
+    """Return the weights decay^0 to decay^(length-1) in fixed point.
 
-    Decay^(length-1) in fixed point, by integer arithmetic alone: equal on every machine.
+    They are computed by integer arithmetic alone, so they are equal on every machine.
     """
     step = quantize(decay)
     if not 0 <= step <= 1 << FRACTION_BITS:

@@ -15,11 +15,14 @@ _MIN_TOKENS = 32
 def find_group_fault(score: GroupScore) -> str | None:
     """Return why a group must not be trained on, None if nothing is wrong with it.
 
-    The trainer: it cannot use the group, which would cost the group at best and its batch at worst.
-    Repetition: 3000 tokens in a row with p > .99 (prime-rl). Gibberish: rare tokens drawn against the odds, two or more
-    and over 1 in 1000 of a sample's (prime-rl takes any one; a long sample at temperature 1 draws some by right).
-    Logprobs: 0 for every token of a group, which stands for "not recorded": importance ratios would be of nothing. The
-    other sentinels, positive or missing ones, never get this far (`Sequences.check`).
+    There are four such faults:
+
+    - The trainer cannot use the group, as the environment has found out when it stored it.
+    - Repetition: 3000 tokens in a row with p > .99 (prime-rl).
+    - Gibberish: rare tokens drawn against the odds, two or more and over 1 in 1000 of a sample's. prime-rl takes any
+      one, but a long sample at temperature 1 draws some by chance.
+    - Logprobs that are 0 for every token of a group, which stands for "not recorded": importance ratios would mean
+      nothing. Positive or missing ones never get this far (`Sequences.check`).
     """
     signals = score.signals
     if signals is None:

@@ -28,7 +28,7 @@ from lachesis.pipeline.normalizer.logic.accumulator import (
 from lachesis.pipeline.normalizer.logic.fade import SuccessPeaks
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.saved import saved_delta, saved_state
-from lachesis.pipeline.normalizer.logic.snapshot import KeyStats, NormalizationSnapshot
+from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
 from lachesis.pipeline.normalizer.logic.windows import GroupWindows
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -106,7 +106,7 @@ class _PendingMember:
     source: int | None = None
 
 
-class _Early(NamedTuple):
+class _OutcomeAhead(NamedTuple):
     """An outcome ahead of the membership at the sequence that it names."""
 
     seq: int
@@ -143,7 +143,7 @@ class EnvNormalizer:
         self._open: dict[int, _Window] = {}
         self._known: dict[str, int] = {}  # group -> sequence, of open windows
         # outcomes ahead of their membership, by group and in order of arrival, with those of the group behind them
-        self._early: dict[str, list[_Early]] = {}
+        self._ahead: dict[str, list[_OutcomeAhead]] = {}
         self._tail: list[tuple[int, str]] = []  # folded groups without scores, since the last one with scores
         self._last = 0
         self._end = 0  # where another one begins, once that is known
@@ -175,7 +175,7 @@ class EnvNormalizer:
             opened.members[seq] = _PendingMember(group)
             opened.unresolved += 1
             self._known[group] = seq
-        self._take_early(group)
+        self._resolve_ahead(group)
 
     def resolve(self, group: str, seq: int, values: Columns | None, source: int | None = None) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
@@ -191,17 +191,17 @@ class EnvNormalizer:
         if seq < self._windows.watermark:
             self.duplicates += 1  # folded already
             return
-        if seq <= self._last and group not in self._early:
+        if seq <= self._last and group not in self._ahead:
             self._decide(group, seq, values, source)
             return
-        early = self._early.setdefault(group, [])
-        if all((seq, values is None) != (other.seq, other.values is None) for other in early):
-            early.append(_Early(seq, values, source))
+        ahead = self._ahead.setdefault(group, [])
+        if all((seq, values is None) != (other.seq, other.values is None) for other in ahead):
+            ahead.append(_OutcomeAhead(seq, values, source))
 
     @property
     def ahead(self) -> int:
         """Number of outcomes of sequences that are not known yet."""
-        return sum(map(len, self._early.values()))
+        return sum(map(len, self._ahead.values()))
 
     def drop_ahead(self, source: int) -> list[tuple[str, int]]:
         """Drop the outcomes that are ahead still and came up to `source`; they count as `unknown`.
@@ -209,25 +209,25 @@ class EnvNormalizer:
         Return group and source of each.
         """
         dropped: list[tuple[str, int]] = []
-        kept: dict[str, list[_Early]] = {}
-        for group, early in self._early.items():
-            for one in early:
+        kept: dict[str, list[_OutcomeAhead]] = {}
+        for group, ahead in self._ahead.items():
+            for one in ahead:
                 if one.source is not None and one.source <= source:
                     dropped.append((group, one.source))
                 else:
                     kept.setdefault(group, []).append(one)
-        self._early = kept
+        self._ahead = kept
         self.unknown += len(dropped)
         return dropped
 
-    def _take_early(self, group: str) -> None:
+    def _resolve_ahead(self, group: str) -> None:
         """Take in the outcomes of a group that came ahead of what is known by now, in the order in which they came."""
-        early = self._early.get(group, [])
-        while early and early[0].seq <= self._last:
-            first = early.pop(0)
+        ahead = self._ahead.get(group, [])
+        while ahead and ahead[0].seq <= self._last:
+            first = ahead.pop(0)
             self._decide(group, *first)
-        if not early:
-            self._early.pop(group, None)
+        if not ahead:
+            self._ahead.pop(group, None)
 
     def _decide(self, group: str, seq: int, values: Columns | None, source: int | None) -> None:
         """Take in the outcome that names `seq`, one that was read."""
@@ -259,16 +259,16 @@ class EnvNormalizer:
                 moved.append(HandedOver(member.group, seq, True, member.resolved, member.source))
             if not opened.members:
                 del self._open[window]
-        for group, early in list(self._early.items()):
+        for group, ahead in list(self._ahead.items()):
             moved += [
                 HandedOver(group, one.seq, False, True, one.source)
-                for one in early
+                for one in ahead
                 if one.values is None and one.seq >= first
             ]
-            for one in early:
+            for one in ahead:
                 if one.seq < first:
                     self._decide(group, *one)
-        self._early.clear()
+        self._ahead.clear()
         self._last = first - 1
         self._end = first
         return sorted(moved, key=lambda one: one.seq)
@@ -282,7 +282,7 @@ class EnvNormalizer:
         member = self._member_at(seq)
         if member is not None:
             return member.group == group and not member.resolved
-        return seq > self._last and not self._early.get(group)
+        return seq > self._last and not self._ahead.get(group)
 
     # -- output
 
@@ -291,8 +291,8 @@ class EnvNormalizer:
 
         A backlog is handed out in several steps: call again until there is no change.
         """
-        for group in [group for group, early in self._early.items() if early[0].seq <= self._last]:
-            self._take_early(group)
+        for group in [group for group, ahead in self._ahead.items() if ahead[0].seq <= self._last]:
+            self._resolve_ahead(group)
         ready: list[ReadyGroup] = []
         weight = 0
         closed: list[dict[str, Any]] = []
@@ -341,7 +341,7 @@ class EnvNormalizer:
         After a restart feed outcomes from here on, or from after the last one read if this is None.
         """
         held = [m.source for window in self._open.values() for m in window.members.values() if m.resolved]
-        held.extend(one.source for early in self._early.values() for one in early)
+        held.extend(one.source for ahead in self._ahead.values() for one in ahead)
         return min((source for source in held if source is not None), default=None)
 
     def snapshot(self, through: int | None = None) -> NormalizationSnapshot:
@@ -473,7 +473,7 @@ class EnvNormalizer:
         return None
 
     def _require_unfed(self) -> None:
-        if self._last or self._early:
+        if self._last or self._ahead:
             raise RuntimeError("a state is rebuilt before inputs are fed; make a new EnvNormalizer.")
 
     def _checked(self, group: str, values: Columns) -> Columns:
@@ -573,7 +573,7 @@ class EnvNormalizer:
 
     def _build(self, through: int) -> NormalizationSnapshot:
         folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}
-        stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
+        stats = {key: moments for key, moments in folded.items() if moments is not None}
         ranks = {key: RankTable.of(parts) for key, parts in self._reached(self._ranks, through).items()}
         return NormalizationSnapshot.build(
             self.env, through, self.config, stats, ranks, success=self._successes.after(through)

@@ -49,7 +49,7 @@ class RewardRule:
         """Return the values of a group's scores that are folded."""
         columns: dict[str, Sequence[float | None]] = {KEY: score.scores}
         if score.shaping is not None:
-            columns[SUCCESS] = [None if told is None else float(told) for told in score.shaping.succeeded]
+            columns[SUCCESS] = [None if one is None else float(one) for one in score.shaping.succeeded]
         if self.reliability:
             columns |= {RATING + name: column for name, column in score.ratings.items()}
             columns |= {RESIDUAL + name: column for name, column in residuals(score.ratings).items()}
@@ -71,7 +71,7 @@ class RewardRule:
         A group that must not be trained on, or that the estimator refuses, is quarantined with the reason.
         """
         scores = list(ready.values[KEY])
-        rewards = ready.snapshot.normalize(KEY, scores).values
+        rewards = ready.snapshot.normalize(KEY, scores)
         added, in_force = self._added(ready, rewards, score.shaping)
         reward = GroupReward(
             group=ready.group,
@@ -154,7 +154,7 @@ class RewardRule:
         )
         added = [
             None if a is None or b is None else max(0.0, min(move, b - a))
-            for move, a, b in zip(moves, rewards, moved.values, strict=True)
+            for move, a, b in zip(moves, rewards, moved, strict=True)
         ]
         return added, share
 

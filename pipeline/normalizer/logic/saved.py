@@ -21,7 +21,7 @@ __all__ = ["SavedDelta", "SavedState", "saved_delta", "saved_state"]
 _Digits = Annotated[str, Meta(pattern=r"\A-?[0-9]{1,80}\Z")]
 _Sums = tuple[_Digits, _Digits, _Digits, _Digits, _Digits, _Digits]
 _Keys = dict[str, _Sums]
-# shift, groups, cells: at most MOST_CELLS of 19 and 12 digits
+# shift, groups, cells: at most MAX_CELLS of 19 and 12 digits
 _Counts = tuple[
     Annotated[int, Meta(ge=0, le=MAX_SHIFT)],
     Annotated[int, Meta(ge=0, le=1 << 48)],
@@ -56,7 +56,7 @@ class SavedState(msgspec.Struct, frozen=True):
 class _ClosedWindow(msgspec.Struct, frozen=True):
     window: _Number
     keys: _Keys
-    members: list[tuple[Seq, str]]
+    members: Annotated[list[tuple[Seq, str]], Meta(min_length=1)]
     ranks: _Ranks = {}
     scored: int = 0
     """Sequence of the last member with scores; 0: none has any."""

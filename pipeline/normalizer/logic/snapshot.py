@@ -16,38 +16,7 @@ from lachesis.pipeline.normalizer.estimators.estimator import LIMIT
 from lachesis.pipeline.normalizer.logic.accumulator import Moments
 from lachesis.pipeline.normalizer.logic.ranks import RankTable
 
-__all__ = ["KeyStats", "NormalizationSnapshot", "NormalizedColumn"]
-
-
-class KeyStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one key (a reward component or a rater), in units of the raw reward; std is the population's."""
-
-    count: int
-    groups: int
-    mean: float
-    std: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, moments: Moments) -> "KeyStats":
-        """Return the statistics that `moments` hold."""
-        return cls(
-            count=moments.count,
-            groups=moments.groups,
-            mean=moments.mean,
-            std=moments.std,
-            low=moments.low,
-            high=moments.high,
-        )
-
-
-class NormalizedColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One normalized column. `warmup`: passed unchanged for lack of statistics. `clipped`: how many were moved."""
-
-    values: list[float | None]
-    clipped: int
-    warmup: bool
+__all__ = ["NormalizationSnapshot"]
 
 
 class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +26,7 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     env: str
     through: int
     config: NormalizationConfig
-    keys: dict[str, KeyStats]
+    keys: dict[str, Moments]
     ranks: dict[str, RankTable] = {}
     """Of the keys that are normalized to ranks."""
     success: float | None = None
@@ -69,7 +38,7 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         env: str,
         through: int,
         config: NormalizationConfig,
-        keys: dict[str, KeyStats],
+        keys: dict[str, Moments],
         ranks: dict[str, RankTable] | None = None,
         *,
         success: float | None = None,
@@ -89,36 +58,25 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return stats.count >= self.config.warmup_samples and stats.groups >= self.config.warmup_groups
 
-    def normalize(self, key: str, column: Sequence[float | None]) -> NormalizedColumn:
-        """Normalize one group's values of `key`; None stays None.
+    def normalize(self, key: str, column: Sequence[float | None]) -> list[float | None]:
+        """Return one group's normalized values of `key`; None stays None. Unless the key is `warm`, they are unchanged.
 
         Raises `DataError` on what is no number within +-1e100.
         """
         config, column = self.config, number_column("reward", column, largest=LIMIT)
-        if config.mode == "none":
-            return NormalizedColumn(values=list(column), clipped=0, warmup=False)
         if config.mode == "minmax" and key in config.bounds:
             low, high = config.bounds[key]
-            inside = [None if x is None else min(max(x, low), high) for x in column]
-            values = [None if x is None else (x - low) / (high - low) for x in inside]
-            return NormalizedColumn(values=values, clipped=_moved(column, inside), warmup=False)
-        if not self.warm(key):
-            return NormalizedColumn(values=list(column), clipped=0, warmup=True)
+            return [None if x is None else (min(max(x, low), high) - low) / (high - low) for x in column]
+        if config.mode == "none" or not self.warm(key):
+            return list(column)
         if config.ranks(key):
             table = self.ranks[key]
-            return NormalizedColumn(
-                values=[None if x is None else table.rank(x) for x in column], clipped=0, warmup=False
-            )
+            return [None if x is None else table.rank(x) for x in column]
         stats = self.keys[key]
         std = max(stats.std, config.std_floor)
         # The clip bounds the distance from the mean in both modes. Clipping x/std itself would pin every reward of an
         # environment whose mean lies more than `clip` deviations from zero, and with it all advantages to 0.
         reach = config.clip * std if config.clip else float("inf")
-        inside = [None if x is None else min(max(x, stats.mean - reach), stats.mean + reach) for x in column]
+        low, high = stats.mean - reach, stats.mean + reach
         centre = stats.mean if config.mode == "zscore" else 0.0
-        values = [None if x is None else (x - centre) / std for x in inside]
-        return NormalizedColumn(values=values, clipped=_moved(column, inside), warmup=False)
-
-
-def _moved(before: Sequence[float | None], after: Sequence[float | None]) -> int:
-    return sum(a != b for a, b in zip(before, after, strict=True))
+        return [None if x is None else (min(max(x, low), high) - centre) / std for x in column]

@@ -75,7 +75,7 @@ def _use(normalizer: EnvNormalizer) -> None:
         normalizer.member(seq, f"{seq:032x}")
         normalizer.resolve(f"{seq:032x}", seq, {"score": [0.0, 1.0]}, source=seq)
     for ready in normalizer.step().ready:
-        values = ready.snapshot.normalize("score", ready.values["score"]).values
+        values = ready.snapshot.normalize("score", ready.values["score"])
         assert all(value is not None and abs(value) < 1e12 for value in values)
     normalizer.metrics()
     again = EnvNormalizer("sums", normalizer.config)

@@ -141,12 +141,12 @@ def test_ranks_are_kept_of_keys_without_bounds_alone_and_no_longer_than_sums():
         norm.member(seq, group)
         norm.resolve(group, seq, columns)
         for ready in norm.step().ready:
-            last = {key: ready.snapshot.normalize(key, column) for key, column in ready.values.items()}
+            last = ready.snapshot.normalize("reward", ready.values["reward"])
         assert set(norm._ranks) <= set(norm._ring)
     assert {key for keys in norm._ranks.values() for key in keys} == {"reward"}
     assert norm.snapshot().ranks["reward"].count == norm.snapshot().keys["reward"].count
-    assert not last["reward"].warmup
-    assert all(0 <= value <= 1 for value in last["reward"].values if value is not None)
+    assert norm.snapshot().warm("reward")
+    assert all(0 <= value <= 1 for value in last if value is not None)
 
 
 def test_a_mode_of_ranks_warms_up_again_on_the_state_of_another():
@@ -157,7 +157,7 @@ def test_a_mode_of_ranks_warms_up_again_on_the_state_of_another():
     norm.step()
     later = EnvNormalizer("e", msgspec.structs.replace(SMALL, mode="rank"))
     later.load_state_dict(roundtrip(norm.state_dict()))
-    assert later.snapshot().normalize("reward", [3.0]).warmup
+    assert not later.snapshot().warm("reward")
 
 
 def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays_bounded():
@@ -171,7 +171,7 @@ def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays
         assert len(norm._ring) <= SMALL.history + 2
         assert len(norm._folded) <= SMALL.window * DUPLICATE_WINDOWS
         assert len(norm._windows.starts()) <= DUPLICATE_WINDOWS
-        assert not norm._early
+        assert not norm._ahead
         assert not norm._tail
     assert seen == len(events)
 
@@ -392,3 +392,14 @@ def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(changes):
     with pytest.raises(SchemaError):
         normalizer.load_state_dict({**state, "base": 3, **changes})
     assert normalizer.state_dict() == state
+
+
+def test_a_delta_with_a_window_of_nothing_is_refused_before_it_is_taken_over():
+    normalizer = EnvNormalizer("e", SMALL)
+    before = normalizer.state_dict()
+    closed = [{"window": 0, "keys": {}, "members": []}]
+    with pytest.raises(SchemaError, match="members"):
+        normalizer.apply(
+            {"version": 1, "width": SMALL.window, "base": 1, "closed": closed, "emitted": [], "watermark": 2}
+        )
+    assert normalizer.state_dict() == before

@@ -109,11 +109,11 @@ def test_a_snapshot_with_ranks_survives_encoding_and_its_id_follows_them():
         return NormalizationSnapshot.build("e", 1, config, {}, {"r": table(*columns)})
 
     made = snapshot([0.0, 1.0], [1.0, 3.0])
-    assert made.normalize("r", [1.0, None]).values == [0.5, None]
+    assert made.normalize("r", [1.0, None]) == [0.5, None]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=NormalizationSnapshot) == made
     assert made.id != snapshot([0.0, 1.0], [1.0, 2.0]).id
-    cold = snapshot([0.0, 1.0, 2.0, 3.0]).normalize("r", [7.0])
-    assert (cold.values, cold.warmup) == ([7.0], True), "one group is fewer than two"
+    cold = snapshot([0.0, 1.0, 2.0, 3.0])
+    assert (cold.normalize("r", [7.0]), cold.warm("r")) == ([7.0], False), "one group is fewer than two"
 
 
 def test_the_order_of_rewards_is_kept_whatever_their_scale():
@@ -124,7 +124,7 @@ def test_the_order_of_rewards_is_kept_whatever_their_scale():
             norm.member(seq, f"g{seq}")
             norm.resolve(f"g{seq}", seq, {"score": [scale * x for x in (0.0, 1.0, 1.0, 4.0)]})
             ready = norm.step().ready
-        assert ready[-1].snapshot.normalize("score", [0.0, scale, 4 * scale]).values == [0.125, 0.5, 0.875]
+        assert ready[-1].snapshot.normalize("score", [0.0, scale, 4 * scale]) == [0.125, 0.5, 0.875]
 
 
 STATE = EnvNormalizer("e", NormalizationConfig(mode="rank")).state_dict() | {"base": 3, "watermark": 200}

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
+from lachesis.pipeline.normalizer.logic.accumulator import Moments
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer, ReadyGroup
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reward import KEY, RewardRule
-from lachesis.pipeline.normalizer.logic.snapshot import KeyStats, NormalizationSnapshot
+from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
 from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.ledger import GroupRef
@@ -37,7 +38,7 @@ def groups(draw):
 
 
 def made(score, config, success, mean=0.1, std=0.3):
-    stats = KeyStats(count=1000, groups=100, mean=mean, std=std, low=0.0, high=1.0)
+    stats = Moments(count=1000, groups=100, mean=mean, std=std, low=0.0, high=1.0)
     counts = RankCounts()
     for value in (0.0, 0.0, 0.0, 0.5, 1.0):
         counts.add_group([value])
@@ -80,7 +81,7 @@ MODES = [
 )
 def test_a_bonus_is_never_blown_up_and_never_reaches_a_success(score, mode, success, mean, std):
     reward, snapshot = made(score, mode, success, mean, std)
-    (top,) = snapshot.normalize(KEY, [score.shaping.ceiling]).values
+    (top,) = snapshot.normalize(KEY, [score.shaping.ceiling])
     for env, bonus, base, added in zip(score.scores, score.shaping.bonus, reward.rewards, reward.shaping, strict=True):
         if env is None:
             continue

@@ -333,7 +333,7 @@ async def test_a_score_by_the_wrong_revision_ends_its_rollout_with_a_letter(lab)
         await lab.until(committed_up_to(lab, 9))
     (letter,) = await lab.events("dead", DeadLetter)
     assert (letter.stream, letter.seq, letter.group) == (subjects.ROLLOUTS, 4, f"{2:032x}")
-    assert "judged by the run's own, where the revision promoted at 4 judges" in letter.reason
+    assert "scored by the run's own revision, where the revision promoted at 4 counts" in letter.reason
 
 
 async def test_scores_of_a_promotion_that_a_lagging_server_does_not_know_wait_for_it(lab, monkeypatch):

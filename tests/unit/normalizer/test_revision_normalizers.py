@@ -1,4 +1,4 @@
-"""Generations: each is what a normalizer of its rollouts alone would be, whatever comes first, and killed at will."""
+"""Normalizers of revisions: each is as one of its rollouts alone would be, whatever comes first, and killed at will."""
 
 import itertools
 import random
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.logic.generations import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalizer.logic.revision_normalizers import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.schemas.errors import DataError
 
@@ -55,9 +55,9 @@ class Log:
     def commit(self, *, snapshot: bool) -> None:
         while (change := self.now.step()) is not None:
             for item in change.ready:
-                values = change.generation.normalizer and item.snapshot.normalize("score", item.values["score"]).values
+                values = change.of.normalizer and item.snapshot.normalize("score", item.values["score"])
                 assert item.seq not in self.out, "handed out twice"
-                self.out[item.seq] = (change.generation.promoted, list(values), item.snapshot.id)
+                self.out[item.seq] = (change.of.promoted, list(values), item.snapshot.id)
             self.deltas.append(change.delta)
             oldest = self.now.oldest_source()
             self.rollouts = max(self.rollouts, self.now.watermark)
@@ -76,7 +76,7 @@ def alone(first: int, last: int, config: NormalizationConfig, scores: dict[int, 
     out = {}
     while (step := one.step()).delta is not None:
         for item in step.ready:
-            out[item.seq] = (list(item.snapshot.normalize("score", item.values["score"]).values), item.snapshot.id)
+            out[item.seq] = (list(item.snapshot.normalize("score", item.values["score"])), item.snapshot.id)
     return out
 
 
@@ -183,7 +183,7 @@ def test_scores_of_a_revision_that_does_not_judge_a_rollout_are_refused_while_it
             now.resolve(f"g{seq}", seq, scores, source=seq, promoted=by)
             now.resolve(f"g{seq}", seq, scores, source=9, promoted=None if by else 3)  # too late to count
         else:
-            with pytest.raises(DataError, match=f"group g{seq}: judged by the"):
+            with pytest.raises(DataError, match=f"group g{seq}: scored by the"):
                 now.resolve(f"g{seq}", seq, scores, source=seq, promoted=by)
     with pytest.raises(DataError):  # before its membership is read
         now.resolve("g9", 9, {"score": [1.0]}, source=9)

@@ -44,15 +44,15 @@ class RevisionNormalizer:
 
 
 class NormalizerChange(NamedTuple):
-    """The result of one step of one generation; `delta` must be committed with it."""
+    """The result of one step of one revision's normalizer; `delta` must be committed with it."""
 
-    generation: RevisionNormalizer
+    of: RevisionNormalizer
     ready: list[ReadyGroup]
     delta: bytes
 
 
 class _RevisionState(msgspec.Struct, frozen=True):
-    """A delta of a promoted generation."""
+    """A delta of a promoted revision."""
 
     promoted: Seq
     delta: dict[str, Any]
@@ -98,8 +98,7 @@ class RevisionNormalizers:
         """Make a promotion known. In rising order; a repeated one changes nothing."""
         if self.is_known(first):
             return
-        generation = RevisionNormalizer(self._env, terms, first)
-        self._live.append(generation)
+        self._live.append(RevisionNormalizer(self._env, terms, first))
         self._end_older()
 
     def _end_older(self) -> None:
@@ -143,17 +142,20 @@ class RevisionNormalizers:
     ) -> None:
         """Record a group's scores by a promotion that is known, or that it ended without.
 
-        Raises `DataError` as `EnvNormalizer`, and where another revision judged a group that waits: it would for ever.
+        Raises `DataError` as `EnvNormalizer`, and where another revision scored a group that waits: it would for ever.
         """
         mine = self._of(seq)
         if mine is None:
             return
         if values is not None and mine.promoted != promoted:
             if mine.normalizer.is_unresolved(seq, group):
-                judge, other = (
-                    f"revision promoted at {one}" if one else "run's own" for one in (mine.promoted, promoted)
+                due, other = (
+                    f"revision promoted at {one}" if one else "run's own revision" for one in (mine.promoted, promoted)
                 )
-                raise DataError(f"group {group}: judged by the {other}, where the {judge} judges; requeue it")
+                raise DataError(
+                    f"group {group}: scored by the {other}, where the {due} counts; `lachesis dead requeue` has it "
+                    "scored again"
+                )
             mine.normalizer.unknown += 1
             return
         mine.normalizer.resolve(group, seq, values, source=source)
@@ -170,7 +172,7 @@ class RevisionNormalizers:
     # -- output
 
     def step(self) -> NormalizerChange | None:
-        """Hand out what became ready in one generation; call again until there is nothing."""
+        """Hand out what became ready in one normalizer; call again until there is nothing."""
         for one in self._live:
             step: NormalizerStep = one.normalizer.step()
             if step.delta is not None:
@@ -179,12 +181,12 @@ class RevisionNormalizers:
         return None
 
     def forget_done(self) -> None:
-        """Drop the generations that are folded completely, after the commit that says so."""
+        """Drop the normalizers that are folded completely, after the commit that says so."""
         while len(self._live) > 1 and self._done(0):
             self._live.pop(0)
 
     def _folded(self, place: int) -> bool:
-        """Whether all rollouts of a generation are folded."""
+        """Whether all rollouts of a revision are folded."""
         return self._live[place].normalizer.watermark >= self._live[place + 1].first
 
     def _done(self, place: int) -> bool:
@@ -209,7 +211,7 @@ class RevisionNormalizers:
         return min(held, default=None)
 
     def snapshot(self) -> NormalizationSnapshot:
-        """Return the newest generation's snapshot after its newest closed window."""
+        """Return the newest revision's snapshot after its newest closed window."""
         return self._live[-1].normalizer.snapshot()
 
     def metrics(self) -> dict[str, float]:
@@ -224,7 +226,7 @@ class RevisionNormalizers:
         return self._live[-1].promoted is not None
 
     def state(self) -> bytes:
-        """Return the folded state, without that of generations that are done."""
+        """Return the folded state, without that of revisions that are done."""
         self.forget_done()
         if not self.has_promotions:
             return msgspec.msgpack.encode(self._live[0].normalizer.state_dict())
