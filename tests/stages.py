@@ -38,7 +38,7 @@ async def run_environment(service: Service, config: RunConfig, name: str, **give
     await stage.run_environment(service, environment_settings(config, name), name, **given)
 
 
-async def run_trainer(service: Service, config: RunConfig, on_past: Any = None) -> None:
+async def run_trainer(service: Service, config: RunConfig, offline: Any = None) -> None:
     from lachesis.pipeline.trainer import stage  # torch
 
-    await stage.run_trainer(service, trainer_settings(config), on_past)
+    await stage.run_trainer(service, trainer_settings(config), offline)

@@ -84,24 +84,24 @@ def group_ref(seq: int, env: str, plan: Plan, reward: GroupReward, teacher: int 
 
 
 class Joiner:
-    """See the module's docstring. `entry` is the last one of the ledger, None if there is none yet; `past` is None if
-    this trainer's own policies make the rollouts.
+    """See the module's docstring. `entry` is the last one of the ledger, None if there is none yet; `offline` is
+    None if this trainer's own policies make the rollouts.
 
     `frontier` is the last sequence of ROLLOUTS seen; `ready` holds the groups a batch may take, by that sequence.
     """
 
     def __init__(
-        self, config: BatchingConfig, entry: LedgerEntry | None = None, *, past: OfflineStart | None = None
+        self, config: BatchingConfig, entry: LedgerEntry | None = None, *, offline: OfflineStart | None = None
     ) -> None:
         self._config = config
-        self._past = past
+        self._offline = offline
         self._recorded = ResolvedSet(entry.watermark, entry.resolved) if entry else ResolvedSet()
-        self._marks = ProducerDedup(entry.producers if entry else None)
+        self._dedup = ProducerDedup(entry.producers if entry else None)
         self._event = entry.events_cursor if entry else 0
         self._open: dict[int, PendingRollout] = {}
         self._by_group: dict[str, PendingRollout] = {}
         self._by_key: dict[tuple[str, int, int], PendingRollout] = {}
-        self._early = PendingAnnotations()
+        self._pending = PendingAnnotations()
         self._deadlines: list[tuple[int, int, Wanted]] = []
         self._outcomes: deque[PendingRollout] = deque()
         self._batch = 0
@@ -118,30 +118,30 @@ class Joiner:
             return
         key = (plan.producer, plan.epoch, plan.counter)
         earlier = self._by_key.get(key) or self._by_group.get(plan.group)
-        if earlier is not None or plan in self._marks:
+        if earlier is not None or plan in self._dedup:
             where = f", first at sequence {earlier.seq}" if earlier else ""
             self._settle(member, "duplicate", f"producer {plan.producer} published it before{where}")
         else:
             self._by_key[key] = self._by_group[plan.group] = member
             self._settle_or_await(member, plan)
-        for early in self._early.pop(plan.group, str(seq)):
-            if seq >= early.first:
-                self._apply(member, early)
-        self._early.drop_up_to(self.frontier)
+        for pending in self._pending.pop(plan.group, str(seq)):
+            if seq >= pending.first:
+                self._apply(member, pending)
+        self._pending.drop_up_to(self.frontier)
 
     def unreadable(self, seq: int, env: str, reason: str) -> None:
         """Add a message of ROLLOUTS that is no rollout: its outcome is dead."""
         member = self._admit(PendingRollout(seq, env, plan=None, stored_ns=0))
         if member is not None:
             self._settle(member, "dead", reason)
-            self._early.drop_up_to(self.frontier)
+            self._pending.drop_up_to(self.frontier)
 
     def _admit(self, member: PendingRollout) -> PendingRollout | None:
         if member.seq <= self.frontier:
             return None
         self.frontier = member.seq
         if member.seq in self._recorded:
-            self._early.drop_up_to(self.frontier)
+            self._pending.drop_up_to(self.frontier)
             return None
         self._open[member.seq] = member
         return member
@@ -156,7 +156,7 @@ class Joiner:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
         elif not plan.trainable:
             self._settle(member, "untrainable", "it came without the logprobs that it was sampled with")
-        elif self._past is None and plan.last_step > self._batch:
+        elif self._offline is None and plan.last_step > self._batch:
             # a policy of step n has been trained on n batches; this would never age
             reason = f"made by policy step {plan.last_step}, which cannot be: {self._batch} batches were ever formed"
             self._settle(member, "dead", reason)
@@ -178,8 +178,8 @@ class Joiner:
         """Add a reward stored at `event_seq` of EVENTS.
 
         False: there is no room for it until its rollout has been seen. After False, feed the rollouts up to the end of
-        ROLLOUTS, call `all_seen`, and offer it again. It counts for rollouts from sequence `first` on: a promoted
-        revision scores a copy of rollouts that another revision scores.
+        ROLLOUTS, call `end_of_rollouts`, and offer it again. It counts for rollouts from sequence `first` on: a
+        promoted revision scores a copy of rollouts that another revision scores.
         """
         member = self._by_group.get(item.group)
         if member is not None and member.seq < first:
@@ -204,8 +204,8 @@ class Joiner:
                 self._event = max(self._event, event_seq)
                 return True
             item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
-        early = PendingAnnotation(event_seq, stored_ns, letter.seq, item)
-        return self._annotate(self._open.get(letter.seq), str(letter.seq), early)
+        annotation = PendingAnnotation(event_seq, stored_ns, letter.seq, item)
+        return self._annotate(self._open.get(letter.seq), str(letter.seq), annotation)
 
     def lost(self, event_seq: int, env: str, now_ns: int, kinds: Iterable[Wanted]) -> None:
         """Record that annotations of `env` stored at `event_seq` of EVENTS cannot be read.
@@ -227,12 +227,12 @@ class Joiner:
                     member.lost[kind] = event_seq
                     heapq.heappush(self._deadlines, (due_ns, member.seq, kind))
 
-    def _annotate(self, member: PendingRollout | None, target: str, early: PendingAnnotation) -> bool:
-        self._event = max(self._event, early.event_seq)
+    def _annotate(self, member: PendingRollout | None, target: str, annotation: PendingAnnotation) -> bool:
+        self._event = max(self._event, annotation.event_seq)
         if member is not None:
-            self._apply(member, early)
-        elif early.rollout_seq > self.frontier:
-            return self._early.hold(target, early)
+            self._apply(member, annotation)
+        elif annotation.rollout_seq > self.frontier:
+            return self._pending.hold(target, annotation)
         return True
 
     def end_of_rollouts(self) -> None:
@@ -240,22 +240,22 @@ class Joiner:
 
         Annotations that still wait for a rollout will never join one.
         """
-        self._early.clear()
+        self._pending.clear()
 
     @property
     def waiting_for_members(self) -> bool:
         """Whether annotations are kept for rollouts not seen yet."""
-        return len(self._early) > 0
+        return len(self._pending) > 0
 
-    def _apply(self, member: PendingRollout, early: PendingAnnotation) -> None:
-        if member.plan is not None and early.item.group not in (None, "", member.plan.group):
+    def _apply(self, member: PendingRollout, annotation: PendingAnnotation) -> None:
+        if member.plan is not None and annotation.item.group not in (None, "", member.plan.group):
             return  # it belongs to a rollout that was stored at this sequence before the server lost it
         first = member.first_event
-        member.first_event = early.event_seq if first is None else min(first, early.event_seq)
+        member.first_event = annotation.event_seq if first is None else min(first, annotation.event_seq)
         if member.outcome is not None:
             return
-        member.annotated_ns = max(member.annotated_ns, early.stored_ns)
-        match early.item:
+        member.annotated_ns = max(member.annotated_ns, annotation.stored_ns)
+        match annotation.item:
             case GroupReward() as item:
                 if member.reward is None:
                     member.reward = item
@@ -349,12 +349,12 @@ class Joiner:
         """Settle the rollout if it is too old; staleness only grows, so it need not be scored first."""
         if member.plan is None:
             return False
-        past, plan = self._past, member.plan
-        most = self._config.max_staleness if past is None else past.max_staleness
-        if past is None:
+        offline, plan = self._offline, member.plan
+        most = self._config.max_staleness if offline is None else offline.max_staleness
+        if offline is None:
             staleness = self._batch - self._config.step_of(plan)
         else:
-            staleness = past.staleness(self._batch, plan.policy_step)
+            staleness = offline.staleness(self._batch, plan.policy_step)
         if most is None or staleness <= most:
             return False
         self._settle(member, "stale", f"{staleness} steps old in batch {self._batch}, where {most} are allowed")
@@ -362,7 +362,7 @@ class Joiner:
 
     def due(self) -> set[int]:
         """Return the ready groups that are too stale for every batch after the next one."""
-        if self._past is not None:
+        if self._offline is not None:
             return set()
         last = self._batch - self._config.max_staleness
         return {seq for seq, ref in self.ready.items() if self._config.step_of(ref) <= last}
@@ -436,8 +436,8 @@ class Joiner:
                 continue  # a duplicate must not mark the original, which may still be open
             del self._by_key[plan.producer, plan.epoch, plan.counter]
             del self._by_group[plan.group]
-            if self._marks.record(plan):
-                self._marks.close_gaps(plan, self._lowest_open_counter(plan))
+            if self._dedup.record(plan):
+                self._dedup.close_gaps(plan, self._lowest_open_counter(plan))
 
     def _lowest_open_counter(self, plan: Plan) -> int | None:
         """Return the lowest counter of the plan's producer among open rollouts.
@@ -451,6 +451,6 @@ class Joiner:
         """Return what is recorded, as the next entry describes it."""
         lowest_open = next(iter(self._open), self.frontier + 1)
         self._recorded.mark_up_to(lowest_open - 1)
-        needed = [member.first_event for member in self._open.values()] + [self._early.lowest_event()]
+        needed = [member.first_event for member in self._open.values()] + [self._pending.lowest_event()]
         cursor = min((event for event in needed if event is not None), default=self._event)
-        return JoinState(self._recorded.watermark, self._recorded.pack(), min(cursor, self._event), self._marks.pack())
+        return JoinState(self._recorded.watermark, self._recorded.pack(), min(cursor, self._event), self._dedup.pack())

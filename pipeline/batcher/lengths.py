@@ -1,7 +1,8 @@
 """Measures the lengths of groups that are trained and of groups that are dropped as stale. Pure.
 
-A group is as old as the oldest policy that made it, so a group that takes long is old when it arrives. If answers
-differ in length, the long ones are dropped first, and the policy learns from the short ones.
+With `batching.staleness_of = "oldest"` a group is as old as the policy that sampled its first tokens, so a group that
+takes long is old when it arrives. If answers differ in length, the long ones are dropped first, and the policy learns
+from the short ones. By default a group is as old as the policy that sampled its last tokens.
 """
 
 from __future__ import annotations

@@ -38,24 +38,24 @@ class PendingAnnotations:
     def __len__(self) -> int:
         return len(self._by_target)
 
-    def hold(self, target: str, early: PendingAnnotation) -> bool:
+    def hold(self, target: str, annotation: PendingAnnotation) -> bool:
         """Keep an annotation. False: there is no room."""
         if len(self._order) >= _MAX_PENDING:
             return False
-        self._by_target.setdefault(target, []).append(early)
-        heapq.heappush(self._order, (early.rollout_seq, early.event_seq, target))
+        self._by_target.setdefault(target, []).append(annotation)
+        heapq.heappush(self._order, (annotation.rollout_seq, annotation.event_seq, target))
         return True
 
     def pop(self, *targets: str) -> list[PendingAnnotation]:
         """Remove and return the annotations kept for the targets, in the order of EVENTS."""
-        found = [early for target in targets for early in self._by_target.pop(target, ())]
-        return sorted(found, key=lambda early: early.event_seq)
+        found = [annotation for target in targets for annotation in self._by_target.pop(target, ())]
+        return sorted(found, key=lambda annotation: annotation.event_seq)
 
     def drop_up_to(self, frontier: int) -> None:
         """Forget annotations of rollouts up to `frontier`: another run's, settled ones, or none at all."""
         while self._order and self._order[0][0] <= frontier:
             target = heapq.heappop(self._order)[2]
-            left = [early for early in self._by_target.pop(target, ()) if early.rollout_seq > frontier]
+            left = [annotation for annotation in self._by_target.pop(target, ()) if annotation.rollout_seq > frontier]
             if left:
                 self._by_target[target] = left
 
@@ -65,4 +65,4 @@ class PendingAnnotations:
 
     def lowest_event(self) -> int | None:
         """Return the lowest sequence of EVENTS kept."""
-        return min((early.event_seq for kept in self._by_target.values() for early in kept), default=None)
+        return min((annotation.event_seq for kept in self._by_target.values() for annotation in kept), default=None)

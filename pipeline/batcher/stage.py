@@ -308,12 +308,12 @@ class _Batcher:
                 "revision %s, promoted by %s, scores rollouts from sequence %d on",
                 decided.revision, decided.by, decided.first,
             )  # fmt: skip
-        told = publish_decision(service.run, known, self.chain.promoted)
-        if told is not None:
+        decision = publish_decision(service.run, known, self.chain.promoted)
+        if decision is not None:
             with suppress(FencedError):  # the operator has written meanwhile, and this loop reads that too
-                async for attempt in service.retrying("tell of a promotion"):
+                async for attempt in service.retrying("publish the decision on a promotion"):
                     with attempt:
-                        await promotion.write_promotions(service.bus, told, service.revision, expected=seq)
+                        await promotion.write_promotions(service.bus, decision, service.revision, expected=seq)
 
     # writing
 
@@ -398,7 +398,7 @@ class _Batcher:
         self.service.vitals.metrics |= self.lengths.figures()
 
     def _measure_batch(self, number: int, groups: Sequence[GroupRef]) -> None:
-        staleness = [number - ref.policy_step for ref in groups]
+        staleness = [number - self.config.step_of(ref) for ref in groups]  # as staleness/bound counts
         self.service.vitals.metrics |= {
             "staleness/mean": sum(staleness) / len(staleness),
             "staleness/max": max(staleness),

@@ -37,6 +37,7 @@ def trainer_settings(config: RunConfig) -> TrainerSettings:
         policy_access=role_access(config, "policy"),
         drain_s=config.services.drain_s,
         max_staleness=config.batching.max_staleness,
+        step_of=config.batching.step_of,
         has_teacher=config.batching.teacher != "off",
         evaluated=tuple(evaluated_environments(config)),
         evaluations_of=evaluation_names(config),

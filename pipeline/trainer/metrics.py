@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,15 +37,21 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def batch_figures(
-    groups: Sequence[GroupRef], envs: Mapping[str, EnvMismatch], number: int, past: OfflineStart | None = None
+    groups: Sequence[GroupRef],
+    envs: Mapping[str, EnvMismatch],
+    number: int,
+    *,
+    step_of: Callable[[GroupRef], int],
+    offline: OfflineStart | None = None,
 ) -> dict[str, float]:
     """Return the figures of a batch's trained groups, whatever trained them.
 
-    They are `train/step`, `reward/*`, `staleness/*`, and those of `env_figures`. `number`: the batch's. `past` says
-    what staleness, which is in optimizer steps, means where rollouts are of the past.
+    They are `train/step`, `reward/*`, `staleness/*`, and those of `env_figures`. `number`: the batch's. Staleness is in
+    optimizer steps, counted from `step_of` a group (`batching.staleness_of`); `offline` counts it for an offline
+    trainer.
     """
     staleness = [
-        number - ref.policy_step if past is None else past.staleness(number, ref.policy_step) for ref in groups
+        number - step_of(ref) if offline is None else offline.staleness(number, ref.policy_step) for ref in groups
     ]
     return {
         "train/step": float(number + 1),

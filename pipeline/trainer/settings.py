@@ -12,6 +12,7 @@ from lachesis.pipeline.inference.directory import RoleAccess
 from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.tracker import Tracker
 from lachesis.pipeline.weights.config import WeightsConfig
+from lachesis.schemas.ledger import GroupRef
 
 if TYPE_CHECKING:  # it takes these settings
     from lachesis.pipeline.trainer.backend import TrainerBackend
@@ -47,6 +48,8 @@ class TrainerSettings:
     drain_s: float
     """Seconds a service has to store what it still holds once it is to end."""
     max_staleness: int
+    step_of: Callable[[GroupRef], int]
+    """Returns the policy step from which the staleness of a group counts, see `batching.staleness_of`."""
     has_teacher: bool
     """Whether batches come with a teacher's logprobs."""
     evaluated: Sequence[str]

@@ -74,23 +74,23 @@ _MAX_SLOW_REPORTED = 5
 class OfflineRun:
     """An offline trainer: its ledger is complete, and its weights are not published.
 
-    `past` says what staleness is counted from. `trained` is called with each step once it is done, `durable` with the
+    `start` says what staleness is counted from. `trained` is called with each step once it is done, `durable` with the
     entry of the last batch in a checkpoint.
     """
 
-    past: OfflineStart
+    start: OfflineStart
     trained: Callable[[int], None]
     durable: Callable[[LedgerEntry], None]
 
 
-async def run_trainer(service: Service, settings: TrainerSettings, on_past: OfflineRun | None = None) -> None:
+async def run_trainer(service: Service, settings: TrainerSettings, offline: OfflineRun | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
     ranks = RankPlace.of(settings.training, os.environ).size
-    if on_past is not None and ranks > 1:
+    if offline is not None and ranks > 1:
         raise ConfigError(f"training.ranks is {ranks}, but an offline trainer is one process: set it to 1")
     folder = settings.folder
-    name = settings.run if on_past is None else f"{settings.run}-{settings.training.name}"
+    name = settings.run if offline is None else f"{settings.run}-{settings.training.name}"
     try:
         with only_writer(folder / CHECKPOINTS):
             async with (
@@ -103,14 +103,14 @@ async def run_trainer(service: Service, settings: TrainerSettings, on_past: Offl
                 settings.open_backend(service, settings) as backend,
                 background() as tasks,
             ):
-                tasks.start_soon(_tell_drain, service, settings.training.drain_s)
-                if on_past is None:
+                tasks.start_soon(_note_drain, service, settings.training.drain_s)
+                if offline is None:
                     tasks.start_soon(follow_incidents, service)
                     if tracking.tracks:
                         tasks.start_soon(track_alerts, service, folder, settings.alerts_from, tracking)
                 refused: dict[int, str] = {}
                 restored = partial(
-                    _Trainer.restored, service, settings, backend, tracking=tracking, on_past=on_past, refused=refused
+                    _Trainer.restored, service, settings, backend, tracking=tracking, offline=offline, refused=refused
                 )
                 while not await _train(restored, refused):
                     pass
@@ -147,7 +147,7 @@ async def _train(restored: "Callable[..., Awaitable[_Trainer]]", refused: dict[i
     return True
 
 
-async def _tell_drain(service: Service, drain_s: float) -> None:
+async def _note_drain(service: Service, drain_s: float) -> None:
     """Say what a drain waits for: a step that is being taken cannot be cut short."""
     await service.draining.wait()
     service.set_note("drain", f"finishing its step and writing a checkpoint, for {drain_s:g} s at most")
@@ -176,7 +176,7 @@ class _Trainer:
         steps: int,
         lineage: str,
         tracking: Tracking,
-        on_past: OfflineRun | None,
+        offline: OfflineRun | None,
         refused: Mapping[int, str],
         tasks: TaskGroup,
     ) -> None:
@@ -189,7 +189,7 @@ class _Trainer:
         self.unreported = UnreportedSteps(steps)
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
-        self.on_past = on_past
+        self.offline = offline
         self.refused = refused
         self.peer_metrics = PeerMetrics()
         self.tasks = tasks
@@ -207,7 +207,7 @@ class _Trainer:
         *,
         tracking: Tracking,
         tasks: TaskGroup,
-        on_past: OfflineRun | None,
+        offline: OfflineRun | None,
         refused: Mapping[int, str],
     ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning.
@@ -237,7 +237,7 @@ class _Trainer:
             steps=steps,
             lineage=lineage,
             tracking=tracking,
-            on_past=on_past,
+            offline=offline,
             refused=refused,
             tasks=tasks,
         )
@@ -251,7 +251,7 @@ class _Trainer:
 
     async def run(self) -> None:
         """Train; unless it is an offline trainer, make the weights of each step the run's policy."""
-        if self.on_past is not None:
+        if self.offline is not None:
             await self._train()
             return
         async with self.backend.publishing():
@@ -267,7 +267,7 @@ class _Trainer:
         await train_batches(
             self.service, self.feed, step=self._step, save=self._save_new_steps, finished=self._finished
         )
-        if self.on_past is None:
+        if self.offline is None:
             await self.backend.finish()
         await self.checkpoints.finish()
 
@@ -290,7 +290,7 @@ class _Trainer:
             self.steps = number + 1
             self.feed.mark_trained(batch)
             self.newest = batch
-            if self.on_past is None:
+            if self.offline is None:
                 with traced("publish_weights"):
                     await self.backend.publish(self.steps)
         ended_ns = self.service.now_ns()
@@ -304,12 +304,12 @@ class _Trainer:
         self.service.record_call(start_ns, batch.batch.sequences, failed=void is not None)
         weight = batch.batch.sequences, batch.batch.tokens
         figures["train/time"] = ended_ns / 1e9
-        if self.on_past is None:
+        if self.offline is None:
             timings = BatchTimings(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
             self.rolling.record_batch(timings)
             figures |= latencies(timings) | self.rolling.figures()
         else:
-            self.on_past.trained(self.steps)
+            self.offline.trained(self.steps)
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
@@ -319,7 +319,7 @@ class _Trainer:
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
         """Take the optimizer step on what can be used of the batch; or count it, and say why the batch is void."""
         number = batch.batch.number
-        if self.on_past is not None and batch.unfetched:
+        if self.offline is not None and batch.unfetched:
             raise next(iter(batch.unfetched.values()))  # it was there when the ledger was formed
         void = self.refused.get(number)
         if void is None:
@@ -335,8 +335,13 @@ class _Trainer:
         selected, mismatch = trained.selected, trained.mismatch
         self.unreported.record_drops(number, selected)
         self.unreported.mismatches.append(mismatch)
-        past = self.on_past.past if self.on_past is not None else None
-        figures = trained.figures | batch_figures(selected.refs, mismatch.envs or {}, number, past)
+        figures = trained.figures | batch_figures(
+            selected.refs,
+            mismatch.envs or {},
+            number,
+            step_of=self.settings.step_of,
+            offline=None if self.offline is None else self.offline.start,
+        )
         figures["train/dropped_groups"] = float(self.unreported.dropped)
         return _StepRecord(trained.batch, None, figures, selected.dropped, urgent=trained.save_now)
 
@@ -401,15 +406,15 @@ class _Trainer:
         await self._point_to_best()
         if newest is not None:
             self.tracking.log_samples(readable_samples(newest.groups))
-            if self.on_past is not None:
-                self.on_past.durable(newest.entry)
+            if self.offline is not None:
+                self.offline.durable(newest.entry)
 
     async def _point_to_best(self) -> None:
         """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.
 
         No checkpoint waits for them, nor fails without: the next one asks again.
         """
-        if self.on_past is not None or not self.evaluations.reads:
+        if self.offline is not None or not self.evaluations.reads:
             return
         with anyio.move_on_after(_EVALUATIONS_S), suppress(InfrastructureError, HistoryLostError):
             await self.evaluations.catch_up()

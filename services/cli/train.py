@@ -181,14 +181,14 @@ async def _train(
     service = Service(bus, "trainer", config.run)
     total = config.training.steps
     with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
-        on_past = OfflineRun(
-            past=OfflineStart(record.start, record.max_staleness),
+        offline = OfflineRun(
+            start=OfflineStart(record.start, record.max_staleness),
             trained=lambda step: tell(step, total),
             durable=durable,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(drain_on_signal, service.draining, service.drain)
-            await run_trainer(service, trainer_settings(config), on_past)
+            await run_trainer(service, trainer_settings(config), offline)
             tasks.cancel_scope.cancel()
 
 

@@ -147,7 +147,7 @@ async def test_every_tracker_holds_every_name_with_the_right_value(
         row = history[entry.batch.number + 1]
         refs = entry.batch.groups
         assert row["reward/mean"] == pytest.approx(np.mean([ref.score for ref in refs]))
-        staleness = [entry.batch.number - ref.policy_step for ref in refs]
+        staleness = [entry.batch.number - ref.last_step for ref in refs]  # as batching.staleness_of counts by default
         assert (row["staleness/mean"], row["staleness/max"]) == pytest.approx((np.mean(staleness), max(staleness)))
         assert row["train/tokens"] <= entry.batch.tokens
         assert row["train/sequences"] == sum(advantage is not None for ref in refs for advantage in ref.advantages)

@@ -56,7 +56,7 @@ class OfflineBatchFormer:
     ) -> None:
         # nothing can still come, so nothing is waited for
         config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
-        self._joiner = Joiner(config, past=past)
+        self._joiner = Joiner(config, offline=past)
         self._chain = Chain(run, trainer, term)
         self._former = EntryFormer(config, self._joiner, self._chain)
         self._std_floor = std_floor

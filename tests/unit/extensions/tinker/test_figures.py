@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.trainer.metrics import batch_figures, token_figures
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import TrainableBatch
@@ -61,7 +62,7 @@ def figures(answer):
     selected = TrainableBatch([ref("g", "sums", 0.5), ref("h", "words", 1.0)], SEQUENCES, {})
     mismatch = mismatch_of(SEQUENCES, answer, ["sums", "sums", "words"])
     own = tinker_figures(selected, answer, tinker.OptimStepResponse(), mismatch)
-    return own | batch_figures(selected.refs, mismatch.envs or {}, 3)
+    return own | batch_figures(selected.refs, mismatch.envs or {}, 3, step_of=BatchingConfig().step_of)
 
 
 def test_the_figures_by_hand():
