@@ -142,7 +142,7 @@ class BatchReader:
         return self.feed.report
 
     async def publish(self, model: Any, tokenizer: Any, folder: str | Path) -> str:
-        """Publish the weights to begin with; see `Batch.publish`."""
+        """Publish the weights to begin with; see `FetchedBatch.publish`."""
         return await self.publish_step(model, tokenizer, folder, self.committed.next_batch if self.committed else 0)
 
     async def publish_step(self, model: Any, tokenizer: Any, folder: str | Path, step: int) -> str:
@@ -158,7 +158,7 @@ class BatchReader:
         return str(version)
 
     async def commit(self, batch: LedgerBatch, *, step: int, policy_version: str, checkpoint: str) -> None:
-        """See `Batch.commit`."""
+        """See `FetchedBatch.commit`."""
         committed = self.committed
         if committed is not None and committed.ledger_index >= batch.entry.index:
             raise CheckpointError(f"batch {batch.batch.number} was committed already, with step {committed.step}")
@@ -176,7 +176,7 @@ class BatchReader:
         self._drops = [drops for drops in self._drops if drops.batch > batch.batch.number]
 
     def void(self, batch: LedgerBatch, reason: str) -> None:
-        """See `Batch.void`."""
+        """See `FetchedBatch.void`."""
         self._voids.append(VoidBatch(batch.batch.number, reason))
         self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
 
@@ -188,7 +188,7 @@ class BatchReader:
         return TrainerLimits(hashes.most_common(1)[0][0] if hashes else None)
 
     def drop(self, batch: LedgerBatch, selected: TrainableBatch) -> None:
-        """Record the groups that `Batch.packed` leaves out, for the commit that covers the batch."""
+        """Record the groups that `FetchedBatch.packed` leaves out, for the commit that covers the batch."""
         drops = selected.drops(batch.batch.number)
         for drop in drops:
             log.warning("batch %d lacks %d of its groups: %s", drop.batch, len(drop.seqs), drop.reason)

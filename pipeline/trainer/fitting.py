@@ -4,7 +4,7 @@ Micro-batches get smaller, down to one sequence; then layers are computed again 
 had to get smaller only because the device had no memory left between its passes, they grow again after some steps with
 room, each time later.
 
-Guarantees that ranks with the same requests decide alike, and that there are finitely many attempts: each has fewer
+Guarantees that ranks with the same wishes decide alike, and that there are finitely many attempts: each has fewer
 tokens in a micro-batch than the one that failed, or is the first that computes layers again.
 """
 
@@ -33,7 +33,7 @@ class FailedPass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitWish(msgspec.Struct, frozen=True, kw_only=True):
-    """The needs of one rank for the next attempt; all defaults: its passes succeeded."""
+    """What one rank wishes for the next attempt; all defaults: its passes succeeded."""
 
     tokens: int | None = None
     """Most padded tokens of a micro-batch."""
@@ -86,7 +86,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, tokens=found, most=found if device == "cpu" else None)
 
     def wish_after(self, failed: FailedPass | None, help_text: str) -> FitWish:
-        """Return the needs of a rank after its passes failed or succeeded.
+        """Return the wish of a rank after its passes failed or succeeded.
 
         `help_text`: the settings that save memory.
         """

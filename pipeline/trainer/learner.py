@@ -36,9 +36,9 @@ from lachesis.pipeline.trainer.memory import (
     allocator_retries,
     how_to_save_memory,
     is_out_of_memory,
+    raise_out_of_memory,
     release_memory,
     shortage_of,
-    told_as_out_of_memory,
 )
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
@@ -180,7 +180,7 @@ class Learner:
                     f"loss {gradient.loss} and norm {gradient.norm} of a batch of {gradient.sequences} sequences "
                     "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
-            with traced("optimizer.step"), self.changing(), self._told_out_of_memory("an optimizer step"):
+            with traced("optimizer.step"), self.changing(), self._raise_out_of_memory("an optimizer step"):
                 size = self._move(rate, gradient.probe)
             self._last_size = size or self._last_size
         finally:
@@ -277,7 +277,7 @@ class Learner:
         passes = self._fitting_passes(batch, denominator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if self.sharded is None:
-            with self._told_out_of_memory("the sum of the ranks' gradients"):
+            with self._raise_out_of_memory("the sum of the ranks' gradients"):
                 self.ranks.sum_gradients(trained)
         norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip))
         # the one time that the processor waits for the device
@@ -380,8 +380,8 @@ class Learner:
             (output.loss * (1 if self.sharded is None else self.ranks.size)).backward()  # type: ignore[no-untyped-call]
         return output, logprobs_BT.detach()
 
-    def _told_out_of_memory(self, what: str) -> AbstractContextManager[None]:
-        return told_as_out_of_memory(self.device, what, self._memory_help())
+    def _raise_out_of_memory(self, what: str) -> AbstractContextManager[None]:
+        return raise_out_of_memory(self.device, what, self._memory_help())
 
     def _memory_help(self) -> str:
         sharded, adapters = self.sharded is not None, has_adapters(self.model)

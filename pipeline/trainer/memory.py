@@ -23,9 +23,9 @@ __all__ = [
     "allocator_retries",
     "how_to_save_memory",
     "is_out_of_memory",
+    "raise_out_of_memory",
     "release_memory",
     "shortage_of",
-    "told_as_out_of_memory",
 ]
 
 _SIGNS = (
@@ -97,7 +97,7 @@ def release_memory(device: torch.device) -> None:
 
 
 @contextmanager
-def told_as_out_of_memory(device: torch.device, what: str, advice: str) -> Iterator[None]:
+def raise_out_of_memory(device: torch.device, what: str, advice: str) -> Iterator[None]:
     """Raise `OutOfMemoryError` where torch finds no memory.
 
     It says `what` did not fit, and gives the `advice`.

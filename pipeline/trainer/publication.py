@@ -26,7 +26,7 @@ from lachesis.pipeline.model.raw_weights import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed
-from lachesis.pipeline.trainer.memory import told_as_out_of_memory
+from lachesis.pipeline.trainer.memory import raise_out_of_memory
 from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
 from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
@@ -114,7 +114,7 @@ class PolicyPublisher:
     def _copy_weights(self) -> Mapping[str, torch.Tensor]:
         """Return the weights, copied where they are not shared. Raises `OutOfMemoryError`."""
         device = next(self._policy.model.parameters()).device
-        with told_as_out_of_memory(device, "the copy of the weights for servers", COPY_ADVICE):
+        with raise_out_of_memory(device, "the copy of the weights for servers", COPY_ADVICE):
             tensors = policy_tensors(self._policy.model)
             if self.shared is not None:
                 return tensors  # they change only once a server has them, which learns of them by their record

@@ -18,7 +18,7 @@ __all__ = ["refused_version", "republish_refused"]
 log = logging.getLogger("lachesis")
 
 _PAUSE_NS = 10 * 10**9
-"""Between two of these: a server that refuses weights of a sound file refuses them again."""
+"""Between two publications: a server that refuses weights of a sound file refuses them again."""
 
 
 def refused_version(beat: Heartbeat) -> str | None:
@@ -35,7 +35,8 @@ async def republish_refused(service: Service, publish_again: Callable[[str], Awa
     async with aclosing(listen_to_heartbeats(service.bus, service.run)) as beats:
         async for beat in beats:
             version = refused_version(beat)
-            if version is not None and beat.time_ns - last_ns >= _PAUSE_NS:
+            # by the server's clock: of another server whose clock is behind, the pause is over
+            if version is not None and not 0 <= beat.time_ns - last_ns < _PAUSE_NS:
                 last_ns = beat.time_ns
                 log.warning("publishing policy %s again: the inference server cannot load it", version)
                 await publish_again(version)

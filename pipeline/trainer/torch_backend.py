@@ -33,7 +33,7 @@ from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.large_steps import LargeSteps
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.memory import told_as_out_of_memory
+from lachesis.pipeline.trainer.memory import raise_out_of_memory
 from lachesis.pipeline.trainer.metrics import mismatch_of, step_figures
 from lachesis.pipeline.trainer.numerics import numerics_of, with_microbatch, with_packing
 from lachesis.pipeline.trainer.publication import COPY_ADVICE, PolicyPublisher
@@ -93,7 +93,7 @@ class _TorchBackend:
 
     async def restore(self, feed: BatchFeed, lineage: str, checkpoint: tuple[Path, TrainerState] | None) -> None:
         settings, leader = self._settings, self._leader
-        with told_as_out_of_memory(leader.device, "the model with AdamW's moments", _MODEL_ADVICE):
+        with raise_out_of_memory(leader.device, "the model with AdamW's moments", _MODEL_ADVICE):
             policy, learner = await resume(settings, checkpoint, leader.device)
             learner = await leader.join(policy, learner, feed)
             learner.inputs = load_inputs(settings.training.inputs, policy, learner.trained)
@@ -111,8 +111,8 @@ class _TorchBackend:
             self._learner.steps = batch.batch.number + 1
             raise
         metrics = trained.metrics
-        self._tell_large_step(metrics)
-        self._tell_memory(metrics)
+        self._report_large_step(metrics)
+        self._report_memory(metrics)
         # a step that was too large but was taken, and is one of the first that a report has to name
         urgent = self._settings.training.learner.on_large_step == "warn" and self._large_steps.urgent
         mismatch = mismatch_of(metrics, trained.envs)
@@ -146,7 +146,7 @@ class _TorchBackend:
     async def save(self, step: int) -> SavedStep:
         await self._leader.gather_optimizer(self._learner)
         memory = self._pinned or HostCopies()
-        with told_as_out_of_memory(self._learner.device, "the copy of what a checkpoint holds", COPY_ADVICE):
+        with raise_out_of_memory(self._learner.device, "the copy of what a checkpoint holds", COPY_ADVICE):
             content = await anyio.to_thread.run_sync(CheckpointContent.of, self._policy, self._learner, memory)
         self._learner.gathered = None
         self._large_steps.mark_reported()
@@ -178,7 +178,7 @@ class _TorchBackend:
             deterministic=self._settings.training.deterministic,
         )
 
-    def _tell_large_step(self, metrics: StepMetrics) -> None:
+    def _report_large_step(self, metrics: StepMetrics) -> None:
         """Warn of the first of several steps that were too large, and raise a notice of each.
 
         The notice outlives the step, which may be over before a heartbeat.
@@ -190,7 +190,7 @@ class _TorchBackend:
             self._service.set_problem("step", f"step {metrics.step}: {note}", for_s=_LARGE_STEP_SHOWN_S)
         self._large_steps.record(large=note is not None)
 
-    def _tell_memory(self, metrics: StepMetrics) -> None:
+    def _report_memory(self, metrics: StepMetrics) -> None:
         """Warn when a step is divided more than the settings say, and record it, so that it can be repeated."""
         if metrics.memory is not None and metrics.memory != self._memory:
             log.warning("step %d: %s", metrics.step, metrics.memory)

@@ -19,7 +19,7 @@ from lachesis.pipeline.trainer.distance_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.feed import LedgerBatch
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.metrics import TokenFigures, token_figures
-from lachesis.pipeline.trainer.ranks.collectives import Ranks, told_as_lost_rank
+from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.ranks.gather import gather_weights
 from lachesis.pipeline.trainer.sequences import TrainableBatch, select_trainable
 from lachesis.pipeline.trainer.sound_step import train_soundly
@@ -75,7 +75,7 @@ def train_batch(
     Raises `DataError` on all ranks where nothing can be used, `RankLostError` where another rank has gone, and
     `ConfigError` where the step must be repeatable and cannot be on this device.
     """
-    with told_as_lost_rank(learner.ranks):
+    with raise_rank_lost(learner.ranks):
         unfetched = {seq: str(error) for seq, error in batch.unfetched.items()}
         own = select_trainable(
             batch.groups, limits, inputs=learner.inputs, unfetched=unfetched, shuffle_seed=shuffle_seed

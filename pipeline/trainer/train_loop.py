@@ -93,7 +93,7 @@ async def _next_batch(
 
 
 async def publish_with_retries(
-    service: Service, drain_s: float, what: str, tell: Callable[[], Awaitable[None]]
+    service: Service, drain_s: float, what: str, publish: Callable[[], Awaitable[None]]
 ) -> None:
     """Publish, with retries until it succeeds; once the service drains, for `drain_s` more.
 
@@ -109,7 +109,7 @@ async def publish_with_retries(
 
     async with background() as tasks:
         tasks.start_soon(give_up, tasks.cancel_scope)
-        await service.retrying(what)(tell)
+        await service.retrying(what)(publish)
         published = True
     if not published:
         raise InfrastructureError(f"{what}: the server was away while the trainer drained")

@@ -13,7 +13,7 @@ import anyio
 from lachesis.pipeline.common.process_state import STOPPED_STATES, process_state
 from lachesis.pipeline.runtime.service import Service
 
-__all__ = ["ALIVE_S", "AbsentRanks", "describe_absent", "tell_absent"]
+__all__ = ["ALIVE_S", "AbsentRanks", "describe_absent", "report_absent_ranks"]
 
 ALIVE_S = 1.0
 """Seconds between two signs of life of a rank."""
@@ -78,7 +78,7 @@ def _it(ranks: list[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
 
-async def tell_absent(service: Service, ranks: HeardRanks) -> None:
+async def report_absent_ranks(service: Service, ranks: HeardRanks) -> None:
     """Keep the notice of ranks that are away. Runs until cancelled."""
     began_s = time.monotonic()
     while True:

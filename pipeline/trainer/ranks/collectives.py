@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lachesis.pipeline.errors import InfrastructureError, RankLostError
 
-__all__ = ["ALONE", "Ranks", "told_as_lost_rank"]
+__all__ = ["ALONE", "Ranks", "raise_rank_lost"]
 
 _BUCKET_BYTES = 1 << 26
 """Bytes of gradients that are summed at once."""
@@ -95,7 +95,7 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 @contextmanager
-def told_as_lost_rank(ranks: Ranks) -> Iterator[None]:
+def raise_rank_lost(ranks: Ranks) -> Iterator[None]:
     """Raise `RankLostError` where a collective fails: another rank has ended or stands still."""
     try:
         yield

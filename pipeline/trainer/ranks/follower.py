@@ -95,7 +95,7 @@ async def _messages(
             log.warning("rank 0 of the trainer has gone: this one ends")
             end_process(EXIT_RANK_LOST)
 
-    async def tell_alive() -> None:
+    async def send_alive() -> None:
         with suppress(*GONE):  # what listens finds out
             while True:
                 await stream.send(Alive())
@@ -106,7 +106,7 @@ async def _messages(
             await stream.send(Hello(place.rank, token))
         async with background() as tasks:
             tasks.start_soon(listen)
-            tasks.start_soon(tell_alive)
+            tasks.start_soon(send_alive)
             yield stream, receive
 
 

@@ -34,7 +34,7 @@ from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.absent import tell_absent
+from lachesis.pipeline.trainer.ranks.absent import report_absent_ranks
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
 from lachesis.pipeline.trainer.ranks.join import join_as_leader, rank_start
@@ -187,7 +187,7 @@ async def lead_ranks(
     async with AsyncExitStack() as stack:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1") if place.started else "127.0.0.1"
         tasks = await stack.enter_async_context(background())
-        tasks.start_soon(tell_absent, service, leader)
+        tasks.start_soon(report_absent_ranks, service, leader)
         hello = await _accept_ranks(leader, place, host, tasks)
         if not place.started:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from lachesis.pipeline.runtime.exit_note import note_exit
-from lachesis.pipeline.trainer.ranks.collectives import Ranks, told_as_lost_rank
+from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 
 __all__ = ["GRACE_S", "end_process", "end_process_after", "in_thread", "meet", "open_process_group"]
@@ -63,7 +63,7 @@ async def in_thread(ranks: Ranks, call: Callable[..., T], *arguments: Any) -> T:
     """Call what takes part in collectives. Raises `RankLostError` where another rank has gone."""
 
     def guarded() -> T:
-        with told_as_lost_rank(ranks):
+        with raise_rank_lost(ranks):
             return call(*arguments)
 
     return await anyio.to_thread.run_sync(guarded)

@@ -48,9 +48,10 @@ def test_only_a_server_that_has_no_policy_at_all_refuses_for_good(heard: Heartbe
     assert refused_version(heard) == version
 
 
-async def test_a_refused_policy_is_published_again_and_not_with_each_heartbeat(lab, monkeypatch):
+@pytest.mark.parametrize("seconds", [range(12), [3600, 3601, 0, 1]], ids=["one server", "a clock behind"])
+async def test_a_refused_policy_is_published_again_and_not_with_each_heartbeat(lab, monkeypatch, seconds):
     ns = 1 << 60
-    beats = [beat("inference-policy", REFUSED, time_ns=ns + s * 10**9) for s in range(12)]
+    beats = [beat("inference-policy", REFUSED, time_ns=ns + s * 10**9) for s in seconds]
 
     async def heard(bus, run):
         for one in beats:
