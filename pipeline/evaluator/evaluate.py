@@ -13,13 +13,13 @@ There are two ways:
 The error of the rate treats tasks as the independent units (`evaluator.logic.rates`).
 """
 
-import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import anyio
 import msgspec
 
+from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.user_code import refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
@@ -243,13 +243,13 @@ class _Tally:
             k=k,
             temperature=temperature,
             threshold=threshold,
-            avg_at_k=_mean([value >= threshold for value in judged]),
+            avg_at_k=finite_mean([value >= threshold for value in judged]),
             error=standard_error(list(tasks.values())),
             tasks=tasks,
-            pass_at_k=_mean(known),
-            greedy=_mean([value >= threshold for value in greedy if value is not None]),
-            mean_score=_mean(judged),
-            mean_tokens=_mean(self._lengths),
+            pass_at_k=finite_mean(known),
+            greedy=finite_mean([value >= threshold for value in greedy if value is not None]),
+            mean_score=finite_mean(judged),
+            mean_tokens=finite_mean(self._lengths),
             unjudged=scores.count(None) + greedy.count(None),
             versions=dict(sorted(self._versions.items(), key=lambda entry: PolicyVersion.parse(entry[0]))),
             too_long=sorted(self.too_long),
@@ -267,7 +267,3 @@ def _passed(values: Sequence[float | None], bar: float) -> bool | None:
     if any(value is not None and value >= bar for value in values):
         return True
     return None if None in values else False
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

@@ -271,7 +271,7 @@ class _Evaluator:
 
     async def _publish(self, event: EvalEvent) -> None:
         subject = subjects.event("eval", event.run, event.revision, event.env)
-        msg_id = f"eval.{event.run}.{event.env}.{event.policy_version}"
+        msg_id = f"eval.{event.run}.{event.revision}.{event.env}.{event.policy_version}"
         async for attempt in self.service.retrying(f"publish {subject}"):
             with attempt:
                 await self.service.bus.publish(subject, encode(event), msg_id=msg_id)

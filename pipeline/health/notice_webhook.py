@@ -1,9 +1,9 @@
 """Posts to the webhook which notices of the run begin and end.
 
-The notices are the supervisor's if one runs, else those that the health service derives from heartbeats. If a post
-cannot be delivered, it is replaced by the notices that hold once delivery works again: notices are a state, and are in
-the run's summary in any case. Notices that an environment is kept from training are left out, since an alert reports
-that.
+The notices are the supervisor's if one runs, else those that the health service derives from heartbeats. A post that
+cannot be delivered is retried until it can. One post after it then has the notices that began or ended meanwhile,
+without those that did both: notices are a state, and are in the run's summary in any case. Notices that an environment
+is kept from training are left out, since an alert reports that.
 """
 
 import time
@@ -15,7 +15,7 @@ import msgspec
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.webhook import POLICY, TIMEOUT_S, post_to_webhook
+from lachesis.pipeline.health.webhook import RETRIES, TIMEOUT_S, post_to_webhook
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges
 from lachesis.pipeline.notices.facts import ExpectedRun, Moment
@@ -83,7 +83,7 @@ class NoticeWebhook:
         now_s = time.monotonic()
         derived = self._board.notices(Moment(now_s, time.time_ns()))
         said = self._heard.supervisor_notices(now_s)
-        return [one for one in (derived if said is None else said) if not _is_told_elsewhere(one)]
+        return [one for one in (derived if said is None else said) if not _is_reported_elsewhere(one)]
 
     async def _send(self, http: httpx.AsyncClient, begun: list[Notice], ended: list[Notice]) -> None:
         run, revision, now_ns = self._service.run, self._service.revision, time.time_ns()
@@ -100,7 +100,7 @@ class NoticeWebhook:
         self._posted += 1
         key = f"{run}.{revision}.{self._service.instance}.{self._posted}"
         retrying = retry_outages(
-            "send notices to the webhook", self._report_wait, policy=POLICY, draining=self._service.draining
+            "send notices to the webhook", self._report_wait, policy=RETRIES, draining=self._service.draining
         )
         await retrying(post_to_webhook, http, self._config, notification, key, notification.text)
         self._service.set_problem(_WEBHOOK_TOPIC, None)
@@ -109,5 +109,5 @@ class NoticeWebhook:
         self._service.set_problem(_WEBHOOK_TOPIC, str(wait))
 
 
-def _is_told_elsewhere(notice: Notice) -> bool:
+def _is_reported_elsewhere(notice: Notice) -> bool:
     return notice.source == "health" and (notice.key.endswith(STOPPED_TOPIC) or notice.key == _WEBHOOK_TOPIC)

@@ -86,7 +86,7 @@ async def _watch_ledger(service: Service, settings: HealthSettings, writers: Seq
             _show_ledger(service, reader, found, new)
             try:
                 for writer in writers if new else ():
-                    await writer.tell_ledger(new)
+                    await writer.store_ledger_alert(new)
             except InfrastructureError:
                 if not service.draining.is_set():
                     raise
@@ -256,8 +256,8 @@ class AlertWriter(StatefulStage[AlertEvent]):
                             raise
                         return  # the next start reads the request again
 
-    async def tell_ledger(self, problems: Sequence[LedgerProblem]) -> None:
-        """Store a fault of the ledger as an alert."""
+    async def store_ledger_alert(self, problems: Sequence[LedgerProblem]) -> None:
+        """Store an alert of the ledger's faults."""
         breaks = sum(problem.breaks for problem in problems)
         alert = Alert(
             check=LEDGER_CHECK,

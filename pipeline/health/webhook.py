@@ -29,13 +29,13 @@ from lachesis.schemas.alerts import AlertEvent, SentAlerts
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["POLICY", "TIMEOUT_S", "AlertWebhook", "post_to_webhook", "webhook_url"]
+__all__ = ["RETRIES", "TIMEOUT_S", "AlertWebhook", "post_to_webhook", "webhook_url"]
 
 log = logging.getLogger("lachesis")
 
 TIMEOUT_S = 10.0
 """For one request from its beginning to its answer, however slowly that comes."""
-POLICY = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
+RETRIES = RetryPolicy(first_s=0.5, longest_s=30.0, jitter=0.5)
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -104,7 +104,7 @@ class AlertWebhook:
         notification, sent = next_notification(self._sent, event, message.seq, self._config.webhook_from)
         if notification is not None:
             retrying = retry_outages(
-                "send an alert to the webhook", self._report_wait, policy=POLICY, draining=self._service.draining
+                "send an alert to the webhook", self._report_wait, policy=RETRIES, draining=self._service.draining
             )
             await retrying(self._post, http, notification)
             self._service.set_problem("webhook", None)

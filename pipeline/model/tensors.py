@@ -23,6 +23,7 @@ from lachesis.pipeline.model.digest import (
     pieces_of,
 )
 from lachesis.pipeline.model.exchange import CheckedTensors, exchange
+from lachesis.pipeline.model.faults import some
 from lachesis.pipeline.model.raw_weights import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -170,7 +171,7 @@ def policy_version(step: int, lineage: str, tensors: Mapping[str, torch.Tensor])
 def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: str) -> None:
     """Raise DataError unless `tensors` matches `expected` in names, shapes and dtypes, and is finite.
 
-    The text names the tensors (at most five of each kind) and `where` they came from.
+    The text names the tensors (the first few of each kind) and `where` they came from.
     """
     check_forms(_texts(tensors), _texts(expected), _infinite(tensors), where)
 
@@ -183,16 +184,16 @@ def check_forms(found: Mapping[str, str], expected: Mapping[str, str], infinite:
         ("unknown", sorted(found.keys() - expected.keys())),
     ):
         if names:
-            problems.append(f"{len(names)} {what}: {_some(names)}")
+            problems.append(f"{len(names)} {what}: {some(names)}")
     unlike = [
         f"{name} is {found[name]}, expected {expected[name]}"
         for name in sorted(expected.keys() & found.keys())
         if found[name] != expected[name]
     ]
     if unlike:
-        problems.append(f"{len(unlike)} of another shape or dtype: {_some(unlike)}")
+        problems.append(f"{len(unlike)} of another shape or dtype: {some(unlike)}")
     if infinite:
-        problems.append(f"{len(infinite)} with values that are not finite: {_some(sorted(infinite))}")
+        problems.append(f"{len(infinite)} with values that are not finite: {some(sorted(infinite))}")
     if problems:
         raise DataError(f"{where} {UNFIT}; nothing was loaded. Tensors " + "; ".join(problems))
 
@@ -229,7 +230,3 @@ def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 def form_text(dtype: torch.dtype, shape: Sequence[int]) -> str:
     """Return the form of a tensor as text, "float32[2, 3]"."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-
-
-def _some(items: list[str]) -> str:
-    return ", ".join(items[:5]) + (", ..." if len(items) > 5 else "")

@@ -37,7 +37,7 @@ class TeacherAnswer(NamedTuple):
     columns: dict[str, Any]
     missing: list[int]
     reason: str | None
-    asked_tokens: int
+    requested_tokens: int
 
 
 class Teacher:

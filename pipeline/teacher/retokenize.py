@@ -54,9 +54,10 @@ class Retokenizer:
         """Return what to ask about each run of sampled tokens of a sequence.
 
         `tokens` int32 [T], `mask` bool [T]. `conversation` holds an assistant's message for each run; `parameters` are
-        those of the chat template. Raises
-        `DataError` where it does not, where a message calls tools, or where the teacher's tokenizer or chat template
-        cannot write the text.
+        those of the chat template.
+
+        Raises `DataError` where a run has no message, where a message calls tools, or where the teacher's tokenizer or
+        chat template cannot write the text.
         """
         runs = runs_of(mask)
         spoken = [at for at, message in enumerate(conversation) if message.role == "assistant"]

@@ -137,7 +137,7 @@ class _TeacherStage:
         about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": teacher.name}
         with traced(f"prompt_logprobs {teacher.name}", "client", about) as found:
             answer = await teacher.score(group)
-            found["gen_ai.usage.input_tokens"] = answer.asked_tokens
+            found["gen_ai.usage.input_tokens"] = answer.requested_tokens
         stored = await self._store(rollout, teacher.name, answer)
         return TeacherPointer(
             group=group.id, seq=rollout.seq, stored=stored, missing=answer.missing, reason=answer.reason

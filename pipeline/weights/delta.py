@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.model.digest import Bytes
 from lachesis.schemas.errors import DataError
 
-__all__ = ["BLOCK_BYTES", "Bytes", "decode_blocks", "encode_blocks"]
-
-Bytes = NDArray[np.uint8]
+__all__ = ["BLOCK_BYTES", "decode_blocks", "encode_blocks"]
 
 BLOCK_BYTES = 4 << 20
 """Bytes of a tensor that are coded together."""

@@ -15,9 +15,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.model.digest import on_threads
+from lachesis.pipeline.model.digest import Bytes, on_threads
 from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm, file_order
-from lachesis.pipeline.weights.delta import BLOCK_BYTES, Bytes, decode_blocks, encode_blocks
+from lachesis.pipeline.weights.delta import BLOCK_BYTES, decode_blocks, encode_blocks
 from lachesis.schemas.errors import DataError
 
 __all__ = ["RawTensors", "decode_payload", "encode_payload", "forms_of"]

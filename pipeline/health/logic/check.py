@@ -17,8 +17,11 @@ from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
 __all__ = [
+    "AGREEING_K3",
+    "FAST_STEPS",
     "LADDER",
     "MAX_EXAMPLES",
+    "START_WINDOWS",
     "Check",
     "CheckResult",
     "HealthWindow",
@@ -33,6 +36,12 @@ LADDER: tuple[Severity, ...] = ("idle", "ok", "inform", "warn", "quarantine", "h
 """Severities, the least first."""
 MAX_EXAMPLES = 4
 """Groups that an alert names."""
+START_WINDOWS = 2
+"""First windows of a run, which say what its task and its raters are like before anything is learned."""
+FAST_STEPS = 32
+"""Optimizer steps in which no policy that learns loses most of its entropy."""
+AGREEING_K3 = 0.1
+"""k3 up to which the inference server and the trainer compute the same of one policy."""
 
 
 class RunSettings(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import LADDER, Check, CheckResult, HealthWindow, finite, mean
+from lachesis.pipeline.health.logic.check import FAST_STEPS, LADDER, Check, CheckResult, HealthWindow, finite, mean
 from lachesis.schemas.annotations import GroupScore, GroupSignals
 from lachesis.schemas.values import convert_plain
 
@@ -19,8 +19,6 @@ _MIN_WINDOW_GROUPS = 16
 """Groups of a window that a collapse may end early."""
 _MAX_SPANS = 64
 """Spans remembered, in which a fall is looked for."""
-_FAST_STEPS = 32
-"""Optimizer steps in which no policy that learns loses most of its entropy."""
 _HIGH, _LOW, _LOWEST = 0.7, 0.3, 0.1
 """Shares of the starting entropy: a fall begins above the first and ends below the second; below the third little of
 the policy is left."""
@@ -125,7 +123,7 @@ def _entropy_fall(start: _Span, spans: Sequence[_Span]) -> CheckResult | None:
     if left is None or left >= _LOW or ((before is None or before >= _LOW) and alike <= _MORE_ALIKE):
         return None
     steps = _steps_of_fall(start, spans)
-    if steps is None or steps > _FAST_STEPS:
+    if steps is None or steps > FAST_STEPS:
         return None
     fell = f"entropy fell to {left:.0%} of the starting model's within {max(1, steps)} optimizer steps{how}"
     score = spans[-1].score

@@ -4,16 +4,22 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, graded, mean
+from lachesis.pipeline.health.logic.check import (
+    MAX_EXAMPLES,
+    START_WINDOWS,
+    Check,
+    CheckResult,
+    HealthWindow,
+    finite,
+    graded,
+    mean,
+)
 from lachesis.schemas.alerts import Severity
 
 _USUAL_SAMPLES = 8
 """Samples of a group, from which on the thresholds for groups that are alike are meant as they stand."""
 
 __all__ = ["FaultyGroupsCheck", "NonFiniteCheck", "SaturationCheck", "TruncationCheck", "ZeroVarianceCheck"]
-
-
-_START_WINDOWS = 2
 
 
 class _Start:
@@ -24,7 +30,7 @@ class _Start:
 
     def compare(self, share: float) -> float:
         """Take in the share of a window, and return by how much it lies above the start."""
-        if len(self.shares) < _START_WINDOWS:
+        if len(self.shares) < START_WINDOWS:
             self.shares.append(share)
         return share - sum(self.shares) / len(self.shares)
 

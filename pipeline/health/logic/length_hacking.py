@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, is_number
+from lachesis.pipeline.health.logic.check import (
+    MAX_EXAMPLES,
+    START_WINDOWS,
+    Check,
+    CheckResult,
+    HealthWindow,
+    is_number,
+)
 from lachesis.pipeline.health.logic.trends import rank_correlation, slope_t, student_z
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
@@ -15,7 +22,6 @@ __all__ = ["LengthHacking"]
 
 _MIN_GROUPS = 8
 """Groups in which scores and lengths differ, without which nothing is said."""
-_START_WINDOWS = 2
 _MIN_CORRELATION = 0.3
 _SURE_Z = 3.3
 """A two-sided chance of .001."""
@@ -67,7 +73,7 @@ class LengthHacking(Check):
             return CheckResult("idle", reason=f"scores and lengths differ in fewer than {_MIN_GROUPS} groups")
         mean = fmean(found)
         now = _Correlation(mean, sum((r - mean) ** 2 for r in found) / (len(found) * (len(found) - 1)), len(found))
-        if len(self._start) < _START_WINDOWS:
+        if len(self._start) < START_WINDOWS:
             self._start.append((now.mean, now.square))
         severity, value, threshold, reason = self._severity_of(now)
         if severity == "ok":

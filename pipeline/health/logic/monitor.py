@@ -88,7 +88,7 @@ def _checks(config: HealthConfig) -> list[Check]:
 
 
 LEDGER_CHECK = "ledger"
-"""The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
+"""The check of the ledger itself, the same for every environment: `health/ledger_reader.py` does it."""
 _OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name, StepSizeCheck.name)
 CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOutCheck.name)
 """The names of all checks that judge environments."""

@@ -7,7 +7,9 @@ from statistics import median, stdev
 from typing import Any
 
 from lachesis.pipeline.health.logic.check import (
+    AGREEING_K3,
     MAX_EXAMPLES,
+    START_WINDOWS,
     Check,
     CheckResult,
     HealthWindow,
@@ -21,13 +23,10 @@ from lachesis.schemas.values import convert_plain
 
 __all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
-_START_WINDOWS = 2
 _STALE = 4.0
 """Optimizer steps from which on the age of a group matters to the loss."""
 _MIN_STALE_GROUPS = 8
 _MAX_LENGTHS = 4096
-_AGREEING_K3 = 0.1
-"""k3 up to which the inference server and the trainer compute the same of one policy."""
 _LONG = 32
 """Tokens from which on two answers to one task do not come out alike by being right."""
 
@@ -52,7 +51,7 @@ class Entropy(Check):
             return CheckResult("idle", reason="no logprobs")
         now, scores = max(0.0, -now), window.means()
         score = mean(scores)
-        if len(self._start) < _START_WINDOWS:
+        if len(self._start) < START_WINDOWS:
             self._start.append(now)
             self._start_scores += [] if score is None else [score]
             return CheckResult("idle", reason="the first windows are the baseline of the later ones")
@@ -169,7 +168,7 @@ class Staleness:
         first, examples = _p95([(lag, group) for lag, _, group in lags])
         if first > _STALE:
             reason = f"in a twentieth of the groups tokens are {first:.0f} steps old or more when trained"
-            return CheckResult("inform", first, _STALE, reason, examples, grows=True)
+            return CheckResult("inform", first, _STALE, reason, examples)
         return CheckResult("ok", first, min(_STALE, bound))
 
 
@@ -280,7 +279,7 @@ def _whose_fault(others: Sequence[tuple[str, EnvMismatch]]) -> str:
     worst: dict[str, float] = {}
     for env, one in others:
         worst[env] = max(worst.get(env, 0.0), math.inf if one.k3 is None else one.k3)
-    agreeing = sorted(env for env, k3 in worst.items() if k3 <= _AGREEING_K3)
+    agreeing = sorted(env for env, k3 in worst.items() if k3 <= AGREEING_K3)
     if not agreeing:
         return ""
     return (

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow, finite, mean
+from lachesis.pipeline.health.logic.check import START_WINDOWS, Check, CheckResult, HealthWindow, finite, mean
 from lachesis.schemas.values import convert_plain
 
 __all__ = ["RaterSaturation"]
-
-_START_WINDOWS = 2
 
 
 class RaterSaturation(Check):
@@ -30,7 +28,7 @@ class RaterSaturation(Check):
                 shares[name] = sum(0.99 <= value <= 1.01 for value in values) / len(values)
         if len(shares) < 2:
             return CheckResult("idle", reason="fewer than two raters")
-        if len(self._start) < _START_WINDOWS:
+        if len(self._start) < START_WINDOWS:
             self._start.append(shares)
             return CheckResult("idle", reason="the first windows are what later ones are judged by")
         usual = {name: mean(start.get(name) for start in self._start) for name in shares}

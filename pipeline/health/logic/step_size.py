@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import CheckResult, finite
+from lachesis.pipeline.health.logic.check import AGREEING_K3, FAST_STEPS, CheckResult, finite
 from lachesis.schemas.ledger import Mismatch
 from lachesis.schemas.values import convert_plain
 
@@ -12,16 +12,12 @@ __all__ = ["StepSizeCheck"]
 
 _EXPLAINING_KL = 0.1
 """Nats a token from which on a step, allowed or not, explains that rollouts fall behind the policy that is trained."""
-_AGREEING_K3 = 0.1
-"""k3 up to which the inference server and the trainer compute the same of one policy."""
 _ENTROPY_LEFT = 0.3
 _START_STEPS = 2
 _MUCH_TOO_LARGE = 2.0
 """Times the allowed KL from which on a single step warns."""
 _REPEAT_STEPS = 8
 """Steps within which a second one that is too large warns."""
-_FAST_STEPS = 32
-"""Optimizer steps in which no policy that learns loses most of its entropy."""
 _MEND = "lower training.learner.learning_rate, or raise warmup_steps"
 
 
@@ -46,7 +42,7 @@ class StepSizeCheck:
         self._steps: list[Mismatch] = []
         self._start: list[float | None] = []  # k3 of the first steps, up to the first large one
         self._moved = False  # whether a large step was among them
-        self._entropies: deque[float] = deque(maxlen=_FAST_STEPS)
+        self._entropies: deque[float] = deque(maxlen=FAST_STEPS)
         self._large: deque[bool] = deque(maxlen=_REPEAT_STEPS)  # which of the last steps were beyond the bound
 
     def record_steps(self, steps: Sequence[Mismatch]) -> None:
@@ -85,8 +81,8 @@ class StepSizeCheck:
             found.append(moved)
             warns |= largest > _MUCH_TOO_LARGE * self._max_kl
         if left is not None and left < _ENTROPY_LEFT:
-            found.append(f"the trainer's entropy fell to {left:.0%} within {_FAST_STEPS} steps")
-        agreed = all(k3 is not None and k3 <= _AGREEING_K3 for k3 in self._start)
+            found.append(f"the trainer's entropy fell to {left:.0%} within {FAST_STEPS} steps")
+        agreed = all(k3 is not None and k3 <= AGREEING_K3 for k3 in self._start)
         owns = [own for step in steps if (own := step.of_env(self._env)) is not None]
         worst = max(finite(own.k3 for own in owns), default=0.0)
         if not found and worst > 1 and agreed and lag > 0 and largest is not None and largest > _EXPLAINING_KL:
@@ -125,5 +121,5 @@ class StepSizeCheck:
         """Undo `state_dict`."""
         self._start = convert_plain("health state", list[float | None], state["start"])
         self._moved = convert_plain("health state", bool, state.get("moved", False))
-        self._entropies = deque((float(value) for value in state["entropies"]), maxlen=_FAST_STEPS)
+        self._entropies = deque((float(value) for value in state["entropies"]), maxlen=FAST_STEPS)
         self._large.extend(state.get("large", []))

@@ -59,7 +59,9 @@ class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return stats.count >= self.config.warmup_samples and stats.groups >= self.config.warmup_groups
 
     def normalize(self, key: str, column: Sequence[float | None]) -> list[float | None]:
-        """Return one group's normalized values of `key`; None stays None. Unless the key is `warm`, they are unchanged.
+        """Return one group's normalized values of `key`; None stays None.
+
+        Unless the key is `warm`, they are unchanged.
 
         Raises `DataError` on what is no number within +-1e100.
         """
