@@ -2,11 +2,12 @@
 
 It reads heartbeats, the supervisor's view of processes, and notices found elsewhere (a full disk, a stream at its
 bound). It returns one notice for each thing that blocks or harms the run, the worst first, for as long as it holds.
-Guarantees that notices of one service hide none of the others, and that no process counts as silent for a time in which
-the caller itself was held up.
+Guarantees that notices of one service hide none of the others, that no process counts as silent for a time in which
+the caller itself was held up, and that a process of another machine is not taken for the one here that has its pid.
 """
 
 import math
+import socket
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -39,7 +40,7 @@ _FORGET_S = 600.0
 """Seconds after which a silent process is forgotten if other processes of its service send heartbeats."""
 _LIVES_S = 300.0
 _MAX_PROCESSES = 1024
-_MAX_HELD = 256
+_MAX_RUN_NOTICES = 256
 """Maximum number of notices of a run: heartbeats may come from any process in it."""
 _MANY_LIVES = 4
 """From this many lives of one replica within `_LIVES_S`, they are no accident."""
@@ -51,9 +52,13 @@ _STALLED = "stalled for "
 
 
 class NoticeBoard:
-    """All that is known of one run. `grace_s`: how long a service may send nothing after the first look."""
+    """All that is known of one run. `grace_s`: how long a service may send nothing after the first look.
 
-    def __init__(self, expected: ExpectedRun, *, grace_s: float = SILENT_S) -> None:
+    `host`: the name of the machine of the pids that `see_processes` and `see_states` record. Default: this one.
+    """
+
+    def __init__(self, expected: ExpectedRun, *, grace_s: float = SILENT_S, host: str | None = None) -> None:
+        self._host = socket.gethostname() if host is None else host
         self.progress = StepProgress(expected.trains, expected.steps)
         self._expected = expected
         self._grace_s = grace_s
@@ -143,7 +148,7 @@ class NoticeBoard:
         found += self._shared_names()
         found += self._many_lives(now)
         found += self.progress.notices(now, speaking, [one for one in found if one.stops])
-        return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))[:_MAX_HELD]
+        return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))[:_MAX_RUN_NOTICES]
 
     def _pass_over_blindness(self, now_s: float) -> None:
         if self._began_s is None:
@@ -164,7 +169,7 @@ class NoticeBoard:
             if now_s - one.heard_s <= 1.0:
                 continue
             drained = one.beat.stage.state == "draining" and now_s - one.heard_s > SILENT_S
-            if drained or one.beat.pid in ended or self._was_replaced(one, now_s):
+            if drained or self._local_pid(one) in ended or self._was_replaced(one, now_s):
                 del self._heard[key]
 
     def _was_replaced(self, one: HeardProcess, now_s: float) -> bool:
@@ -181,10 +186,14 @@ class NoticeBoard:
         speaking: list[HeardProcess] = []
         silent: list[HeardProcess] = []
         for one in self._heard.values():
-            pid = one.beat.pid
+            pid = self._local_pid(one)
             is_away = is_silent(one, now_s, self._states.get(pid, ""), self._held.get(pid, ""))
             (silent if is_away else speaking).append(one)
         return speaking, silent
+
+    def _local_pid(self, one: HeardProcess) -> int:
+        """Return the pid of a process of this machine; -1, which is none, for one of another."""
+        return one.beat.pid if one.beat.host == self._host else -1
 
     def _reported(self) -> Iterator[Notice]:
         for notices in self._found.values():
@@ -235,7 +244,11 @@ class NoticeBoard:
         if self.progress.is_finished:
             return  # the run is about to end
         facts = {fact.pid: fact for fact in self._facts or () if fact.pid is not None}
-        yield from silence_notices(silent, {one.beat.service for one in speaking}, self._states, facts, now)
+        services = {one.beat.service for one in speaking}
+        here = [one for one in silent if one.beat.host == self._host]
+        elsewhere = [one for one in silent if one.beat.host != self._host]
+        yield from silence_notices(here, services, self._states, facts, now)
+        yield from silence_notices(elsewhere, services, {}, {}, now)
         waited_s = now.s - (self._began_s or now.s)
         if self._facts is None and waited_s >= self._grace_s:
             known = {one.beat.service for one in self._heard.values()} | {service for service, _ in self._lives}

@@ -11,11 +11,11 @@ from lachesis.schemas.notices import Notice
 __all__ = ["StepProgress", "fruitless_warning"]
 
 _USUAL_STEPS = 5.0
-"""No step for this many times as long as a step usually takes is a standstill,"""
+"""A run stands still if it takes no step for this many times as long as a step usually takes."""
 _MIN_STANDSTILL_S = 60.0
-"""but not before this many seconds; and before the first step, when no usual time is known,"""
+"""Seconds without a step before which no run stands still, however short its steps are."""
 _FIRST_STEP_S = 300.0
-"""not before these."""
+"""The same before the first step, when it is not known how long a step usually takes."""
 _KEPT_STEPS = 32
 _MIN_GROUPS = 20
 """With fewer groups than this, there is no warning about their outcomes."""

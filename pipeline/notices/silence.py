@@ -11,7 +11,6 @@ __all__ = [
     "ENDED",
     "HELD_CURE",
     "SILENT_S",
-    "STOPPED_S",
     "end_notices",
     "ends_recur",
     "is_silent",
@@ -23,9 +22,9 @@ ENDED = "ended"
 """Key of the notice of a process that ended; its supervisor logs each end."""
 SILENT_S = 8.0
 """Seconds without a heartbeat, which is sent once a second, after which a process counts as silent."""
-STOPPED_S = 3.0
+_STOPPED_S = 3.0
 """The same for a process that the kernel says is stopped."""
-HELD_S = 2.0
+_HELD_S = 2.0
 """The same for a process with an interpreter that is known to be held."""
 HELD_CURE = (
     "one call into C there keeps Python from all else, other threads as well: call it by "
@@ -53,9 +52,9 @@ def is_silent(one: HeardProcess, now_s: float, state: str = "", held: str = "") 
     `state`: its state in the kernel, if known; `held`: see `ProcessFact`.
     """
     if held:
-        return now_s - one.heard_s > HELD_S
+        return now_s - one.heard_s > _HELD_S
     if state in STOPPED_STATES:
-        return now_s - one.heard_s > STOPPED_S
+        return now_s - one.heard_s > _STOPPED_S
     return now_s - one.heard_s > (_STARTING_S if one.beat.stage.state == "starting" else SILENT_S)
 
 
@@ -175,4 +174,4 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
 
 def _is_overdue(fact: ProcessFact, now_s: float) -> bool:
     """Return whether a process that was started should have sent a heartbeat by now."""
-    return now_s - fact.started_s > (STOPPED_S if fact.state in STOPPED_STATES else _UNREACHED_S)
+    return now_s - fact.started_s > (_STOPPED_S if fact.state in STOPPED_STATES else _UNREACHED_S)

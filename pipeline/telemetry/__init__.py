@@ -1,1 +1,1 @@
-"""Telemetry: always-on histograms; what every percentile this project prints comes from."""
+"""Telemetry of services: heartbeats and their figures, histograms, traces, and their export over OTLP."""

@@ -1,6 +1,7 @@
 """Settings of traces and exported metrics."""
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Meta
 
 from lachesis.pipeline.common.paths import Address
 
-__all__ = ["TelemetryConfig"]
+__all__ = ["TelemetryConfig", "is_disabled"]
 
 _SIGNALS = ("TRACES", "METRICS")
 
@@ -41,5 +42,12 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def wanted(self) -> bool:
         """Return whether anything is to be exported at all."""
+        if is_disabled(os.environ):
+            return False
         names = ("OTEL_EXPORTER_OTLP_ENDPOINT", *(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT" for signal in _SIGNALS))
         return self.endpoint is not None or any(os.environ.get(name) for name in names)
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Return whether the standard variable OTEL_SDK_DISABLED switches every export off."""
+    return environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

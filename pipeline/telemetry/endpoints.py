@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.config import TelemetryConfig, is_disabled
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["GRPC", "HTTP", "OtlpEndpoint", "check_endpoints", "otlp_endpoints"]
+__all__ = ["GRPC", "HTTP", "OtlpEndpoint", "otlp_endpoints"]
 
 GRPC, HTTP = "grpc", "http/protobuf"
 _PATHS = {"TRACES": "/v1/traces", "METRICS": "/v1/metrics"}
@@ -34,7 +34,7 @@ def otlp_endpoints(config: TelemetryConfig, environ: Mapping[str, str] = os.envi
 
     Raises `ConfigError` on an exporter or a protocol that is not known, and on what is no address.
     """
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    if is_disabled(environ):
         return
     for signal, path in _PATHS.items():
         exporter = environ.get(f"OTEL_{signal}_EXPORTER", "otlp")
@@ -51,11 +51,6 @@ def otlp_endpoints(config: TelemetryConfig, environ: Mapping[str, str] = os.envi
             raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; use grpc or http/protobuf")
         _check(source, address, protocol, is_base=source != own)
         yield OtlpEndpoint(signal, source, address, protocol, address if source == own else address.rstrip("/") + path)
-
-
-def check_endpoints(config: TelemetryConfig) -> None:
-    """Raise `ConfigError` as `otlp_endpoints`."""
-    list(otlp_endpoints(config))
 
 
 def _check(source: str, address: str, protocol: str, *, is_base: bool) -> None:

@@ -43,6 +43,7 @@ class Simulated:
     started_s: float = 0.0
     replica: str = "1"
     supervised: bool = True
+    host: str = "here"
 
 
 class SimulatedRun:
@@ -51,7 +52,7 @@ class SimulatedRun:
     def __init__(
         self, *, supervised: bool = True, services: tuple[str, ...] = SERVICES, steps: int | None = None
     ) -> None:
-        self.board = NoticeBoard(ExpectedRun(frozenset(services), True, steps))
+        self.board = NoticeBoard(ExpectedRun(frozenset(services), True, steps), host="here")
         self.processes = {name: Simulated(name, 1000 + number) for number, name in enumerate(services)}
         self.supervised = supervised
         self.s = 0.0
@@ -128,7 +129,7 @@ class SimulatedRun:
             stage=stage,
             metrics=dict(one.metrics),
             replica=one.replica,
-            host="here",
+            host=one.host,
         )
 
     def _fact(self, one: Simulated) -> ProcessFact:

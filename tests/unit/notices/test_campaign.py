@@ -356,3 +356,18 @@ def test_a_process_started_by_hand_beside_a_supervised_run_is_missed_too() -> No
     (found,) = run.run(10)
     assert found.what == "scorer is silent, others of it speak"
     assert not found.stops
+
+
+def test_a_process_of_another_machine_is_not_taken_for_the_one_here_that_has_its_pid() -> None:
+    run = SimulatedRun()
+    here = run["environment-sums"]
+    away = Simulated("environment-sums", here.pid, life=2, replica="2", supervised=False, host="elsewhere")
+    run.processes["another"] = away
+    run.run(20)
+    away.speaks = False
+    (notice,) = run.run(12)
+    assert notice.what == "environment-sums is silent, others of it speak"
+    assert notice.why.startswith(f"process {here.pid} on elsewhere sends no heartbeats")
+    assert "kill" not in notice.mend
+    here.runs = False
+    assert any("on elsewhere" in one.why for one in run.run(3)), "the end of the one here says nothing about it"

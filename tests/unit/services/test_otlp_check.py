@@ -150,6 +150,14 @@ def test_the_path_of_a_signal_is_added_to_a_base_alone() -> None:
     assert [one.url for one in found] == ["http://a:4318/v1/traces", "http://b:4318/v1/metrics"]
 
 
+def test_nothing_is_wanted_where_the_standard_variable_switches_exports_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TelemetryConfig(endpoint="http://c:4317")
+    assert config.wanted()
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
+    assert not config.wanted(), "so that its packages are not asked for either"
+    assert not list(otlp_endpoints(config))
+
+
 @pytest.mark.outside
 @pytest.mark.parametrize("protocol", [GRPC, HTTP])
 def test_tls_that_an_address_promises_or_leaves_out_is_named(
