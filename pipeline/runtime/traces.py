@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.runtime.incidents import announce_incident
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.telemetry.messages import delivered, process_id, publish_span, stage_spans
+from lachesis.pipeline.telemetry.messages import delivery_attributes, process_id, publish_span, stage_spans
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, Times, root_id
 from lachesis.pipeline.telemetry.tracing import TraceIncident
@@ -47,7 +47,7 @@ class StageTraces:
         """Return the spans of work that is done; none of a group that is not sampled."""
         if not self._service.tracing.sampled(group):
             return []
-        taken = delivered(delivery.message.seq, self._durable)
+        taken = delivery_attributes(delivery.message.seq, self._durable)
         server, subject = self._service.bus.server, delivery.message.subject
         return stage_spans(group, stamp, subject, taken, server=server, children=children)
 
@@ -93,7 +93,7 @@ class StageTraces:
     ) -> None:
         service, message = self._service, delivery.message
         stamp = self._stamp(delivery, start_ns)
-        taken, server = delivered(message.seq, self._durable), service.bus.server
+        taken, server = delivery_attributes(message.seq, self._durable), service.bus.server
         spans = stage_spans(group, stamp, message.subject, taken, server=server, children=children, error=error)
         service.tracing.emit(spans)
 

@@ -31,12 +31,12 @@ from lachesis.schemas.catalog import channel_of
 
 __all__ = [
     "consume_spans",
-    "delivered",
+    "delivery_attributes",
     "message_name",
     "process_id",
     "publish_attributes",
     "publish_span",
-    "rebuilt",
+    "rebuild_trace",
     "stage_spans",
     "stage_subject",
     "stamp_spans",
@@ -118,7 +118,7 @@ def process_id(group: str, stage: str, attempt: int) -> str:
     return span_id(group, "process", stage, attempt)
 
 
-def delivered(seq: int, durable: str) -> Attributes:
+def delivery_attributes(seq: int, durable: str) -> Attributes:
     """Return the span attributes of the delivery of the rollout at `seq` by consumer `durable`."""
     return {"messaging.message.id": f"{subjects.ROLLOUTS}:{seq}", "messaging.consumer.group.name": durable}
 
@@ -209,7 +209,7 @@ def consume_spans(
     return [*waited, consumed]
 
 
-def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
+def rebuild_trace(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
     """Return a whole trace that was not exported on the way, as far as the stamps show.
 
     Root, generation, stages.
@@ -230,7 +230,7 @@ def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None =
     subject = stage_subject(stamp.stage, end.run, end.env, end.revision)
     taken = None
     if subject == subjects.rollout(end.run, end.env) and end.seq is not None:
-        taken = delivered(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
+        taken = delivery_attributes(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
     spans = stage_spans(end.group, stamp, subject, taken)
     if failure is not None:
         kind, text = failure

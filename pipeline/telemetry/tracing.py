@@ -13,7 +13,7 @@ import msgspec
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import ServiceFigures
-from lachesis.pipeline.telemetry.messages import rebuilt, stamp_spans
+from lachesis.pipeline.telemetry.messages import rebuild_trace, stamp_spans
 from lachesis.pipeline.telemetry.performance import Performance
 from lachesis.pipeline.telemetry.sampling import SamplingReason, TraceSampler, is_sampled
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, root_span
@@ -73,7 +73,7 @@ class _RolloutEndRecord:
         again = [one.stamp for one in self.incidents if one.failure is None and one.stamp not in self.stamps]
         failed = [span for one in self.incidents if one.failure is not None
                   for span in stamp_spans(end, one.stamp, one.failure)]  # fmt: skip
-        return [*rebuilt(end, [*self.stamps, *again]), *failed, *self.more()]
+        return [*rebuild_trace(end, [*self.stamps, *again]), *failed, *self.more()]
 
 
 class TelemetrySink(Protocol):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.telemetry.messages import rebuilt
+from lachesis.pipeline.telemetry.messages import rebuild_trace
 from lachesis.pipeline.telemetry.sampling import TraceSampler, is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.schemas.annotations import Stamp
@@ -110,7 +110,7 @@ class Endings:
             group=plan.group, run=self._run, env=member.env, seq=member.seq, sequences=plan.samples,
             policy_step=plan.policy_step, started_ns=plan.started_ns, ended_ns=ended_ns, outcome="dropped",
         )  # fmt: skip
-        longest = max(rebuilt(end, stamps)[:-1], key=_took_ns, default=None)
+        longest = max(rebuild_trace(end, stamps)[:-1], key=_took_ns, default=None)
         return RolloutEnding(
             group=plan.group,
             env=member.env,

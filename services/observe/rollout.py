@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from lachesis.pipeline.batcher.config import BatchingConfig
-from lachesis.pipeline.telemetry.messages import consume_spans, rebuilt
+from lachesis.pipeline.telemetry.messages import consume_spans, rebuild_trace
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, batch_trace, generate_span
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
@@ -254,7 +254,7 @@ class RolloutTimeline:
             step=None if self.batch is None else self.batch + 1,
             staleness=None if self.batch is None else self.batch - plan.policy_step,
         )
-        *spans, root = rebuilt(end, stamps)
+        *spans, root = rebuild_trace(end, stamps)
         if not stamps:
             spans = [generate_span(plan.group, self.env, (plan.started_ns, self.stored_ns))]
         if self.entry is not None and self.batch is not None and self.trained_ns is not None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from lachesis.pipeline.telemetry.messages import consume_spans, rebuilt
+from lachesis.pipeline.telemetry.messages import consume_spans, rebuild_trace
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
 from lachesis.services.cli import top, trace
@@ -75,7 +75,7 @@ def timeline() -> Timeline:
         ended_ns=9000 * MS, outcome="trained",
     )  # fmt: skip
     stamps = [Stamp("scorer", 480 * MS, 490 * MS, 560 * MS), Stamp("teacher", 480 * MS, 6150 * MS, 8000 * MS)]
-    *spans, root = rebuilt(end, stamps)
+    *spans, root = rebuild_trace(end, stamps)
     times = (8000 * MS, 8500 * MS, 9000 * MS)
     spans += consume_spans("trainer", group, "ab" * 16, 5, times, subject="rl.ledger.a-long-name.main")
     return Timeline(

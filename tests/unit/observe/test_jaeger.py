@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.telemetry.messages import rebuilt
+from lachesis.pipeline.telemetry.messages import rebuild_trace
 from lachesis.pipeline.telemetry.otlp import OtlpExporter
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
@@ -68,7 +68,7 @@ def exported(group: str, seconds: float, *, run: str = "mine", kept: str = "slow
         ended_ns=BEGAN_NS + int(seconds * 1e9), kept=kept, **{"outcome": "trained", **fields},
     )  # fmt: skip
     otlp = OtlpExporter({"service.name": "lachesis-trainer"}, None, None)
-    request = encode_spans([otlp._readable(span) for span in rebuilt(end, [stamp])])
+    request = encode_spans([otlp._readable(span) for span in rebuild_trace(end, [stamp])])
     otlp.close()
     return request
 

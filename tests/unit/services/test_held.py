@@ -59,7 +59,7 @@ async def test_leases_of_all_producers_of_a_process_are_renewed() -> None:
 
 
 def test_a_held_process_is_named_after_seconds() -> None:
-    board = NoticeBoard(ExpectedRun())
+    board = NoticeBoard(ExpectedRun(), host="h")
     beat = Heartbeat(
         run="r",
         service="environment-sums",

@@ -4,10 +4,10 @@ import pytest
 
 from lachesis.pipeline.telemetry.messages import (
     consume_spans,
-    delivered,
+    delivery_attributes,
     process_id,
     publish_span,
-    rebuilt,
+    rebuild_trace,
     stage_spans,
 )
 from lachesis.pipeline.telemetry.spans import RolloutEnd, batch_trace, root_id, span_id
@@ -100,7 +100,7 @@ def test_a_trace_without_stamps_is_its_root_alone() -> None:
         outcome="dropped",
         reason="stale",
     )
-    (root,) = rebuilt(end, [])
+    (root,) = rebuild_trace(end, [])
     assert (root.id, root.parent, root.error) == (root_id(group), None, None)
     assert root.attributes["rl.outcome.reason"] == "stale"
     assert "rl.train.step" not in root.attributes
@@ -108,7 +108,7 @@ def test_a_trace_without_stamps_is_its_root_alone() -> None:
 
 def test_work_on_a_message_says_which_one_and_whose_delivery_it_was() -> None:
     group = new_group_id()
-    taken = delivered(9, "scorer=r=live")
+    taken = delivery_attributes(9, "scorer=r=live")
     waited, worked = stage_spans(group, STAMP, "rl.rollout.r.words", taken, server=SERVER)
     where = {
         "messaging.system": "nats",
@@ -170,7 +170,9 @@ def test_a_rebuilt_trace_names_what_the_stages_took_under_the_revision_of_the_ru
         outcome="trained", revision="second",
     )  # fmt: skip
     normalized = Stamp("normalizer", 7_000_000, 8_000_000, 9_000_000)
-    processed = {span.service: span for span in rebuilt(end, [STAMP, normalized]) if span.name.startswith("process")}
+    processed = {
+        span.service: span for span in rebuild_trace(end, [STAMP, normalized]) if span.name.startswith("process")
+    }
     scorer, normalizer = processed["scorer"].attributes, processed["normalizer"].attributes
     assert scorer["messaging.message.id"] == "ROLLOUTS:7"
     assert scorer["messaging.consumer.group.name"] == "scorer=r=second"

@@ -11,7 +11,7 @@ from otlp import Protocol, receiving
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import Exemplar, ServiceFigures
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.pipeline.telemetry.messages import rebuilt
+from lachesis.pipeline.telemetry.messages import rebuild_trace
 from lachesis.pipeline.telemetry.otlp import OtlpExporter, open_otlp
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
@@ -80,7 +80,7 @@ def test_a_rebuilt_trace_arrives_whole(protocol: Protocol) -> None:
     group = new_group_id()
     with receiving(protocol) as received:
         otlp = opened(received.url, protocol)
-        otlp.emit(rebuilt(ended(group, outcome="dead_letter", reason="it broke"), STAMPS))
+        otlp.emit(rebuild_trace(ended(group, outcome="dead_letter", reason="it broke"), STAMPS))
         otlp.close()
     assert (otlp.exported, otlp.dropped) == (6, 0)
     trace = received.trace(group)
@@ -111,7 +111,7 @@ def test_a_span_rebuilt_for_another_service_does_not_claim_this_ones_process() -
     with receiving("grpc") as received:
         otlp = open_otlp(TelemetryConfig(endpoint=received.url, **PATIENCE), about)
         assert otlp is not None
-        otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+        otlp.emit(rebuild_trace(ended(new_group_id()), STAMPS))
         otlp.close()
     assert received.resources["lachesis-scorer"].items() >= about.items()
     for other in ("lachesis-normalizer", "lachesis-environment"):
@@ -163,7 +163,7 @@ def test_a_dead_receiver_costs_two_seconds_at_most_and_every_loss_is_counted(pro
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     otlp = opened(url, protocol)
-    spans = rebuilt(ended(new_group_id()), STAMPS)
+    spans = rebuild_trace(ended(new_group_id()), STAMPS)
     for _ in range(4000):
         otlp.emit(spans)
     otlp.close()
@@ -177,7 +177,7 @@ def test_a_dead_receiver_costs_two_seconds_at_most_and_every_loss_is_counted(pro
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_collector_that_is_killed_on_the_way_holds_nobody_up(protocol: Protocol) -> None:
-    spans = rebuilt(ended(new_group_id()), STAMPS)
+    spans = rebuild_trace(ended(new_group_id()), STAMPS)
     with receiving(protocol) as received:
         otlp = opened(received.url, protocol)
         otlp.emit(spans)
@@ -197,7 +197,7 @@ def test_a_receiver_that_accepts_and_never_answers_delays_nobody_and_is_reported
     with socket.create_server(("127.0.0.1", 0)) as mute:
         otlp = opened(f"http://127.0.0.1:{mute.getsockname()[1]}", "http/protobuf")
         assert otlp.problem is None
-        otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+        otlp.emit(rebuild_trace(ended(new_group_id()), STAMPS))
         monkeypatch.setattr("lachesis.pipeline.telemetry.otlp._LATE_S", 0.1)
         while otlp.problem is None:
             assert otlp._thread.is_alive()
@@ -217,7 +217,7 @@ def test_spans_in_their_thousands_arrive_without_a_drop(protocol: Protocol) -> N
         paced = threading.Event()
         for _ in range(10):
             for _ in range(84):
-                otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+                otlp.emit(rebuild_trace(ended(new_group_id()), STAMPS))
             paced.wait(0.1)
         until_exported(otlp, 10 * 84 * 6)
         otlp.close()
@@ -236,7 +236,7 @@ def test_the_standard_variables_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9", **PATIENCE), RESOURCE)
         assert otlp is not None
         otlp.observe(ServiceFigures(StageVitals(), {}, 1, 2))
-        otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+        otlp.emit(rebuild_trace(ended(new_group_id()), STAMPS))
         otlp.close()
     assert otlp.exported == 6
     assert not received.metrics
