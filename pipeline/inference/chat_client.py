@@ -202,13 +202,16 @@ class ChatInference:
     ) -> list[int]:
         """Return the ids that spell a conversation.
 
-        The parameters of the template go with the requests to come. Raises `DataError` for tools.
+        The parameters of the template go with the requests to come. Raises `DataError` for tools, and for a role
+        that is not known.
         """
         if tools:
             raise DataError("tools are not passed on to this server; name them in a system message")
         self._template_kwargs = chat_template_kwargs
         ids = []
         for message in messages:
+            if message["role"] not in _ROLES:
+                raise DataError(f"a message has the role {message['role']!r:.60}; use one of {', '.join(_ROLES)}")
             ids += [1 + _ROLES.index(message["role"]), *_spell(message["content"]), _END]
         return [*ids, 1 + _ROLES.index("assistant")] if add_generation_prompt else ids
 

@@ -70,7 +70,7 @@ async def hold_tokenizer(
         return f"{source.name} holds another tokenizer or chat template than the server"
     texts = TextTokenizer(tokenizer, capabilities.max_model_len)
     if not await _agrees(client, texts):
-        return f"{client.where} renders sample conversations otherwise, though its tokenizer has the same hash"
+        return f"{client.where} renders sample conversations differently, though its tokenizer has the same hash"
     directory.hold(texts)
     return None
 

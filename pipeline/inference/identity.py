@@ -22,8 +22,8 @@ __all__ = ["IdentityGuard", "ObservedServer"]
 
 _RECORD_S = 3.0
 """Seconds that the record of a policy version, which is stored before any server has it, may take to arrive."""
-_HASH_SHOWN = 12
-_TEXT_SHOWN = 60
+_HASH_CHARS = 12
+_TEXT_CHARS = 60
 _MEND = "nothing that it generates is stored; start it again with the model and tokenizer that the run trains"
 _MEND_HELD = "nothing that it answers is used; start it again with the model and tokenizer that it had"
 
@@ -168,7 +168,8 @@ class IdentityGuard:
         said, held = found.tokenizer_hash, self._held_hash
         if said and held and not same_tokens(said, held):
             self._refuse(
-                "server", f"{where} has another tokenizer than before: {said[:_HASH_SHOWN]}, not {held[:_HASH_SHOWN]}"
+                "server",
+                f"{where} has another tokenizer than before: {said[:_HASH_CHARS]}, not {held[:_HASH_CHARS]}",
             )
         if self.engine is not None and found.engine != self.engine:
             self._refuse("server", f"{where} is another engine: {found.engine!r:.80}, not {self.engine!r:.80}")
@@ -180,7 +181,7 @@ class IdentityGuard:
         if said and expected and not same_tokens(said, expected):
             self._refuse(
                 "server",
-                f"{where} has another tokenizer than the trainer: {said[:_HASH_SHOWN]}, not {expected[:_HASH_SHOWN]}",
+                f"{where} has another tokenizer than the trainer: {said[:_HASH_CHARS]}, not {expected[:_HASH_CHARS]}",
             )
         if found.text is not None and record.token_probe is not None:
             text = plain_text(found.text)
@@ -188,7 +189,7 @@ class IdentityGuard:
                 self._refuse(
                     "server",
                     f"{where} has another vocabulary than the trainer: it reads the same token ids as "
-                    f"{text[:_TEXT_SHOWN]!r}, not {record.token_probe.text[:_TEXT_SHOWN]!r}",
+                    f"{text[:_TEXT_CHARS]!r}, not {record.token_probe.text[:_TEXT_CHARS]!r}",
                 )
 
     def _refuse(self, what: str, text: str) -> NoReturn:

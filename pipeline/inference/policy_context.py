@@ -1,5 +1,7 @@
 """Finds the context length of a model by the settings of its server. No torch."""
 
+from collections.abc import Sequence
+
 from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.model.context import VLLM_CONTEXT_OPTION, context_of_model
 
@@ -15,7 +17,18 @@ def context_of_server(settings: InferenceConfig, model: str | None, *, elsewhere
         return settings.engine.max_model_len
     if settings.url is not None or elsewhere:
         return None
-    if VLLM_CONTEXT_OPTION in settings.args[:-1]:
-        given = settings.args[settings.args.index(VLLM_CONTEXT_OPTION) + 1]
+    given = _option(settings.args, VLLM_CONTEXT_OPTION)
+    if given is not None:
         return int(given) if given.isdecimal() else None
     return context_of_model(settings.model or model)
+
+
+def _option(arguments: Sequence[str], name: str) -> str | None:
+    """Return the last value of an option of a command line, `--name VALUE` or `--name=VALUE`; None: it has none."""
+    found = None
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
+        if argument == name:
+            found = following
+        elif argument.startswith(f"{name}="):
+            found = argument.removeprefix(f"{name}=")
+    return found

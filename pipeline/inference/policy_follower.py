@@ -33,9 +33,9 @@ __all__ = ["follow_policy"]
 log = logging.getLogger("lachesis")
 
 _REFUSED_S = 3.0
-"""Seconds after which weights that were refused are tried again; each further refusal doubles them, up to"""
+"""Seconds after which weights that were refused are tried again; each further refusal doubles them."""
 _MAX_REFUSED_S = 60.0
-"""as many."""
+"""The longest that this pause gets."""
 _PAUSED = "paused policy"
 PathOf = Callable[[PolicyRecord], Awaitable[str]]
 """Returns the path of a file with a record's weights, which it may fetch first."""

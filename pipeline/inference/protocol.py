@@ -188,7 +188,7 @@ class GenerateResponse(Struct, frozen=True, kw_only=True):
 
     choices: list[Choice]
     request_id: str = ""
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     output_mode: str = "tokens"
 
 

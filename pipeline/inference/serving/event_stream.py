@@ -97,8 +97,8 @@ class EventStream(Response):
             async for event in self._events:
                 await self._send(send, msgspec.json.encode(event))
         except LachesisError as error:
-            told = {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": 503}}
-            await self._send(send, msgspec.json.encode(told))
+            body = {"error": {"message": str(error), "type": type(error).__name__, "param": None, "code": 503}}
+            await self._send(send, msgspec.json.encode(body))
         await self._send(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

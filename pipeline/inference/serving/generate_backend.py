@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Container
 from typing import Any
 
 from starlette.requests import Request
@@ -12,10 +12,9 @@ from lachesis.pipeline.inference.serving.engine import SamplingEngine
 from lachesis.pipeline.inference.serving.generate_route import TextSample
 from lachesis.pipeline.inference.serving.replies import generated
 from lachesis.pipeline.inference.serving.text import SampleTexts
+from lachesis.pipeline.inference.serving.text_tokenizer import Encode
 
 __all__ = ["EngineBackend"]
-
-Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
 
 
 class EngineBackend:

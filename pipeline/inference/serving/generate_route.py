@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from lachesis.pipeline.inference.protocol import PromptLogprob, SamplingParams
+from lachesis.pipeline.inference.protocol import PromptLogprobs, SamplingParams
 from lachesis.pipeline.inference.serving.dialects import SglangRequest, VllmRequest
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import convert_plain
@@ -48,9 +48,7 @@ class GenerateBackend(Protocol):
     async def detokenize(self, tokens: list[int]) -> str:
         """Return the text of token ids, special tokens included."""
 
-    async def sample(
-        self, prompt: list[int], params: SamplingParams
-    ) -> tuple[list[TextSample], list[dict[str, PromptLogprob] | None] | None]:
+    async def sample(self, prompt: list[int], params: SamplingParams) -> tuple[list[TextSample], PromptLogprobs | None]:
         """Return `params.n` samples, and the prompt's logprobs if they are requested."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ from lachesis.pipeline.inference.serving.engine import SamplingEngine
 from lachesis.pipeline.inference.serving.event_stream import EventStream, SampledTokens
 from lachesis.pipeline.inference.serving.replies import body_of, generated
 from lachesis.pipeline.inference.serving.requests import GenerationResult, SampledToken, SampleResult
-from lachesis.pipeline.inference.serving.sampling_notice import ASKED
+from lachesis.pipeline.inference.serving.sampling_notice import REQUESTED_SAMPLING
 from lachesis.pipeline.inference.serving.text import GrowingText, SampleTexts
+from lachesis.pipeline.inference.serving.text_tokenizer import Encode
 from lachesis.pipeline.tasks.marked_calls import CALL_TOKENS, may_be_marked_call
 from lachesis.pipeline.tasks.thoughts import PROMPT_END_TOKENS, opened_thought
 from lachesis.pipeline.tasks.tool_calls import CALL_MARKER, parse_tool_calls, text_without_calls
@@ -33,7 +34,6 @@ from lachesis.schemas.rollout import ToolCall
 
 __all__ = ["OpenAiRoutes"]
 
-Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
 _CHAT = "chat.completion"
 _TEXT = "text_completion"
 
@@ -72,11 +72,11 @@ class OpenAiRoutes:
         if body.stream:
             return self._stream(request, prompt, body, answer)
         (result,) = await generated(request, self._engine, [prompt], params)
-        told = answer.head(_CHAT) | {
+        reply = answer.head(_CHAT) | {
             "choices": [answer.chat_choice(index, sample) for index, sample in enumerate(result.samples)],
             "usage": _usage([prompt], [result]),
         }
-        return told | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
+        return reply | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
 
     async def completions(self, request: Request) -> Any:
         """Answer POST /v1/completions."""
@@ -139,7 +139,7 @@ class OpenAiRoutes:
                 yield answer.head(kind) | {"choices": [], "usage": _usage([prompt], [result])}
 
         request.state.items = params.n
-        setattr(request.state, ASKED, params)
+        setattr(request.state, REQUESTED_SAMPLING, params)
         return EventStream(events(), future)
 
 
@@ -257,7 +257,7 @@ class _Answer:
             calls = parse_tool_calls(text, whole=self._tokenizer.decode(list(tokens)), opened=self.opened).calls
         if not calls:
             return {"content": text}, finish_reason
-        told = [
+        named = [
             {
                 "id": f"call_{uuid.uuid4().hex[:24]}",
                 "type": "function",
@@ -266,7 +266,7 @@ class _Answer:
             for call in calls
         ]
         content = text_without_calls(self._before_call_token(text, tokens), opened=self.opened) or None
-        return {"content": content, "tool_calls": told}, "tool_calls" if finish_reason == "stop" else finish_reason
+        return {"content": content, "tool_calls": named}, "tool_calls" if finish_reason == "stop" else finish_reason
 
     def _before_call_token(self, text: str, tokens: Sequence[int]) -> str:
         """Return the text before a special token that begins calls; all of it if there is none."""

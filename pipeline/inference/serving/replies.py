@@ -25,7 +25,7 @@ from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.serving.engine import EngineFullError, SamplingEngine
 from lachesis.pipeline.inference.serving.requests import GenerationResult
-from lachesis.pipeline.inference.serving.sampling_notice import ASKED
+from lachesis.pipeline.inference.serving.sampling_notice import REQUESTED_SAMPLING
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import from_json
 
@@ -117,7 +117,7 @@ async def generated(
     Leaves the request's counts and trace data in its state. Raises as `SamplingEngine.submit`.
     """
     request.state.items = params.n * len(prompts)
-    setattr(request.state, ASKED, params)
+    setattr(request.state, REQUESTED_SAMPLING, params)
     futures: list[Future[GenerationResult]] = []
     try:
         for prompt in prompts:

@@ -1,8 +1,8 @@
 """Names clients of the text routes that sample from another distribution than the trainer computes.
 
 A client of OpenAI's routes chooses temperature and top_p, and the resulting group does not record them. Guarantees that
-such a client's settings are named once it has an answer, and no longer once clients have sent `FORGOTTEN` requests with
-the settings of the trainer. Greedy requests are evaluations, and are ignored. No torch.
+such a client's settings are named once it has an answer, and no longer once clients have sent `FORGET_AFTER_REQUESTS`
+requests with the settings of the trainer. Greedy requests are evaluations, and are ignored. No torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lachesis.pipeline.common.sampling_agreement import sampling_difference
 from lachesis.pipeline.inference.protocol import SamplingParams
 
-__all__ = ["ASKED", "SamplingNotice"]
+__all__ = ["REQUESTED_SAMPLING", "SamplingNotice"]
 
 log = logging.getLogger("lachesis")
 
-ASKED: Final = "asked"
+REQUESTED_SAMPLING: Final = "requested_sampling"
 """Where in a request's state a route leaves its `SamplingParams`."""
-FORGOTTEN: Final = 200
+FORGET_AFTER_REQUESTS: Final = 200
 """Requests in a row that agree with the trainer, after which those before them are no longer named."""
 
 
@@ -48,11 +48,12 @@ class SamplingNotice:
         try:
             await self._app(scope, receive, send)
         finally:
-            if state is not None and isinstance(asked := state.get(ASKED), SamplingParams) and asked.temperature > 0:
-                self._take_in(asked, scope["path"])
+            params = None if state is None else state.get(REQUESTED_SAMPLING)
+            if isinstance(params, SamplingParams) and params.temperature > 0:
+                self._compare(params, scope["path"])
 
-    def _take_in(self, asked: SamplingParams, path: str) -> None:
-        given = {"temperature": asked.temperature, "top_p": asked.top_p, **msgspec.to_builtins(asked)}
+    def _compare(self, params: SamplingParams, path: str) -> None:
+        given = {"temperature": params.temperature, "top_p": params.top_p, **msgspec.to_builtins(params)}
         difference = sampling_difference(given, self._temperature, masked=False)
         if difference is not None:
             self._differing += 1
@@ -66,6 +67,6 @@ class SamplingNotice:
             self._notify(text)
         elif self._differing:
             self._agreeing += 1
-            if self._agreeing >= FORGOTTEN:
+            if self._agreeing >= FORGET_AFTER_REQUESTS:
                 self._differing = 0
                 self._notify(None)

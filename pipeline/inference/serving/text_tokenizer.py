@@ -6,7 +6,7 @@ Guarantees that no text is read that the context could not hold, and that a long
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,10 @@ from lachesis.pipeline.model.chat_template import render_chat
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import text_length
 
-__all__ = ["TextTokenizer"]
+__all__ = ["Encode", "TextTokenizer"]
+
+Encode = Callable[[TokenizeRequest], Awaitable[list[int]]]
+"""`TextTokenizer.tokens`."""
 
 _READERS = 2
 """Long texts read at once, so that what that takes in memory is bounded."""

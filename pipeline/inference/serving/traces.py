@@ -15,13 +15,13 @@ from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.spans import Attributes, Span, SpanLink, Times, sampled_parent, span_id
 
-__all__ = ["TracedRequests", "request_spans"]
+__all__ = ["TracedRequests"]
 
 _REQUEST = "llm_request"
 """The name of vLLM's span for the same."""
 
 
-def request_spans(
+def _request_spans(
     service: str,
     parent: SpanLink,
     times: Times,
@@ -101,7 +101,7 @@ class TracedRequests:
                     "gen_ai.usage.output_tokens": sum(len(sample.token_ids) for sample in result.samples),
                     "rl.policy.versions": sorted(set(versions)),
                 }
-            spans = request_spans(
+            spans = _request_spans(
                 self._service.name, parent, (start_ns, self._service.now_ns()), about,
                 result=result, clock=self._service.tracing.clock,
                 error=f"answered with {status}" if status >= 400 else None,

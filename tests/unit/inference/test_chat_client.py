@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference import chat_client
-from lachesis.pipeline.inference.chat_client import ChatClient
+from lachesis.pipeline.inference.chat_client import ChatClient, ChatInference
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import DataError
 
@@ -72,3 +72,9 @@ async def test_a_redirect_does_not_lead_the_key_elsewhere(monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="with 307"):
         await client_of(monkeypatch, answer).models()
     assert asked == ["http://there/v1/models"]
+
+
+async def test_a_role_that_is_not_known_is_refused_by_name() -> None:
+    inference = ChatInference(ChatClient("http://there/v1"), "m")
+    with pytest.raises(DataError, match="the role 'developer'; use one of system, user"):
+        await inference.tokenize([{"role": "developer", "content": "a"}])

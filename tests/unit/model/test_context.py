@@ -6,6 +6,8 @@ from transformers import GPT2Config, LlamaConfig, MambaConfig, MptConfig, Phi3Co
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.inference.policy_context import context_of_server
 from lachesis.pipeline.model.context import (
     check_positions,
     context_length,
@@ -62,3 +64,18 @@ def test_positions_that_change_within_what_a_run_samples_are_refused(tmp_path):
         check_positions(4096, config)
     assert untrainable_positions(policy_context(run(tmp_path, max_model_len=1024)), config) is None
     assert untrainable_positions(policy_context(run(tmp_path)), LlamaConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "right"),
+    [
+        (["--max-model-len", "512"], 512),
+        (["--max-model-len=512"], 512),
+        (["--max-model-len=64", "--max-model-len", "512"], 512),
+        (["--max-model-len=8k"], None),
+        (["--max-model-len"], 4096),
+    ],
+)
+def test_the_context_that_arguments_of_vllm_set_is_read_in_both_spellings(args, right, tmp_path):
+    Phi3Config(**PHI3).save_pretrained(tmp_path)
+    assert context_of_server(InferenceConfig(kind="vllm", args=args), str(tmp_path)) == right

@@ -228,9 +228,8 @@ class Engine:
             self._changed.wait_for(self._has_work)
             if self._closed:
                 return False
-            commands = list(self._commands)
-            self._commands.clear()
-        for action, future in commands:
+        while self._commands:  # one by one: if one fails, those behind it are failed with all else
+            action, future = self._commands.popleft()
             _finish_command(future, action)
         self._drop_cancelled()
         if self._paused is None:
@@ -310,8 +309,9 @@ class Engine:
     def _pause(self, mode: PauseMode) -> None:
         self._paused = mode
         if mode == "wait":
-            while self._rows:
+            while self._rows and not self._closed:
                 self._next_token()
+                self._drop_cancelled()
         elif mode == "abort":
             self._retain([])
             with self._changed:

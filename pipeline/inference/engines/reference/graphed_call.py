@@ -15,10 +15,12 @@ from weakref import WeakSet
 
 import torch
 
-__all__ = ["CaptureError", "GraphPool", "GraphedCall", "bucket"]
+__all__ = ["MEMORY_GROWTH", "CaptureError", "GraphPool", "GraphedCall", "bucket"]
 
 log = logging.getLogger("lachesis")
 
+MEMORY_GROWTH = 1.5
+"""How much more memory there is at least where it has to grow: graphs are recorded again then."""
 _WARM_UP_CALLS = 2
 """Calls before one is recorded: libraries allocate and choose kernels in the first ones, which no graph may hold."""
 

@@ -20,7 +20,7 @@ import torch
 from transformers import DynamicCache, cache_utils
 
 from lachesis.pipeline.inference.engines.reference.decoding import PaddedBatch
-from lachesis.pipeline.inference.engines.reference.graphed_call import GraphedCall, GraphPool, bucket
+from lachesis.pipeline.inference.engines.reference.graphed_call import MEMORY_GROWTH, GraphedCall, GraphPool, bucket
 from lachesis.pipeline.inference.engines.reference.row_cache import (
     CachedRows,
     GrowingLayer,
@@ -35,8 +35,6 @@ _MAX_STEPS = 48
 """Sizes whose steps are kept recorded, those used last."""
 _ATTENTION = {"sdpa", "eager"}
 """Kinds of attention that take a mask of four dimensions: bool, or what is added to the scores."""
-_GROWTH = 1.5
-"""How much more memory there is at least where it has to grow: graphs are recorded again then."""
 
 
 class _StaticLayer(cache_utils.DynamicLayer):  # type: ignore[misc]
@@ -191,7 +189,7 @@ class StaticBatch(PaddedBatch):
         ):  # fmt: skip
             return
         had = self._memory[0][0].numel() if self._memory else 0
-        growth = max(1.0, _GROWTH * had / sizes[0][0])
+        growth = max(1.0, MEMORY_GROWTH * had / sizes[0][0])
         self._steps.clear()  # their graphs know the old addresses
         self._memory = []
         self._memory = [
@@ -205,7 +203,7 @@ class StaticBatch(PaddedBatch):
         if rows > had or vocabulary != width:
             self._steps.clear()
             self._logits_memory = torch.zeros(0, 0)
-            self._logits_memory = self.logits.new_zeros(max(rows, int(_GROWTH * had)), vocabulary)
+            self._logits_memory = self.logits.new_zeros(max(rows, int(MEMORY_GROWTH * had)), vocabulary)
 
     def _make_step(self, rows: int, width: int, layers: Sequence[Any]) -> _Step:
         column = torch.zeros(1, dtype=torch.long, device=self.device)

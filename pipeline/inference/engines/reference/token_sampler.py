@@ -1,6 +1,6 @@
 """Draws the next token of each row, on a GPU by one CUDA graph for each number of rows.
 
-Guarantees the results of `sampling.draw`: the graphs record that function.
+Guarantees the results of `next_token.draw`: the graphs record that function.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from lachesis.pipeline.inference.engines.reference.graphed_call import GraphedCall, GraphPool, bucket
+from lachesis.pipeline.inference.engines.reference.graphed_call import MEMORY_GROWTH, GraphedCall, GraphPool, bucket
 from lachesis.pipeline.inference.engines.reference.next_token import Draw, RowSettings, draw
 
 __all__ = ["TokenSampler"]
-
-
-_GROWTH = 1.5
-"""How much more memory there is at least where it has to grow: graphs are recorded again then."""
 
 
 class _Sized(NamedTuple):
@@ -56,7 +52,7 @@ class TokenSampler:
             self._sized.clear()
             self._logits = self._logprobs = torch.zeros(0, 0)
             self._logits, self._logprobs = torch.zeros(
-                2, max(rows, int(_GROWTH * had)), vocabulary, device=self._pool.device
+                2, max(rows, int(MEMORY_GROWTH * had)), vocabulary, device=self._pool.device
             )
 
     def _make(self, rows: int, has_nucleus: bool) -> _Sized:

@@ -44,10 +44,10 @@ def failure_reason(output: str, *, starved: bool = False) -> str | None:
         text = (found["text"] or "") if found is not None else ""
         if found is None or any(text.startswith(start) for start in _NO_CAUSE):
             continue
-        told = line if found.re is _ERROR else text
-        if told.endswith(("ModelConfig", "VllmConfig", "Config")) or "validation error" in told:
-            told = " ".join([told, *(more.strip() for more in lines[number + 1 : number + 3])])
-        return told[:_MAX_CHARS] + (_MEMORY_MEND if _MEMORY.search(told) else "")
+        reason = line if found.re is _ERROR else text
+        if reason.endswith(("ModelConfig", "VllmConfig", "Config")) or "validation error" in reason:
+            reason = " ".join([reason, *(more.strip() for more in lines[number + 1 : number + 3])])
+        return reason[:_MAX_CHARS] + (_MEMORY_MEND if _MEMORY.search(reason) else "")
     if starved:
         return f"the kernel was out of memory and killed {died or 'a process'}{_MEMORY_MEND}"
     return None if died is None else f"{died} died without a message, as where something else kills it"

@@ -15,7 +15,7 @@ from msgspec import Struct
 from lachesis.pipeline.inference.protocol import (
     MAX_BODY_BYTES,
     DetokenizeResponse,
-    PromptLogprob,
+    PromptLogprobs,
     SamplingParams,
     TokenizeRequest,
     TokenizeResponse,
@@ -52,7 +52,7 @@ class _Choice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: _Logprobs | None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class _Completion(Struct):
@@ -68,7 +68,7 @@ async def answer_by_vllm(app: App, scope: Message, receive: Callable[[], Awaitab
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise DataError("the client has hung up")  # the client is gone
+            raise DataError("the client has hung up")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise DataError(f"the body has more than {MAX_BODY_BYTES} bytes.")
@@ -92,9 +92,7 @@ class _VllmRoutes:
     async def detokenize(self, tokens: list[int]) -> str:
         return (await self._call("POST", "/detokenize", DetokenizeResponse, {"tokens": tokens})).prompt
 
-    async def sample(
-        self, prompt: list[int], params: SamplingParams
-    ) -> tuple[list[TextSample], list[dict[str, PromptLogprob] | None] | None]:
+    async def sample(self, prompt: list[int], params: SamplingParams) -> tuple[list[TextSample], PromptLogprobs | None]:
         asked = msgspec.to_builtins(params) | {
             "prompt": prompt,
             "return_token_ids": True,

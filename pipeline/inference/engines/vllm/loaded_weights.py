@@ -13,7 +13,7 @@ import torch
 from lachesis.pipeline.inference.protocol import LoadedWeights
 from lachesis.pipeline.model.tensors import digest_in_order, rounded
 
-__all__ = ["digest_as_held", "loaded_tensors", "loaded_weights"]
+__all__ = ["digest_as_held", "loaded_weights"]
 
 
 def loaded_weights(
@@ -27,7 +27,7 @@ def loaded_weights(
     `expected` has the names, shapes and dtypes of the checkpoint's tensors, in which they are digested. `dtype` is the
     dtype that they travelled in (`tensors.rounded`), `as_held` the `digest_as_held` of the delivered tensors.
     """
-    held = loaded_tensors(model, expected)
+    held = _loaded_tensors(model, expected)
     if unknown := sorted(expected.keys() - held.keys()):
         return LoadedWeights(unknown=unknown)
     widened = ((name, tensor.detach().cpu().to(expected[name].dtype)) for name, tensor in sorted(held.items()))
@@ -43,7 +43,7 @@ def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor]
     None if that changes no value: `model` holds them in their own dtypes, or in the one that they travelled in
     (`dtype`).
     """
-    held = {name: tensor.dtype for name, tensor in loaded_tensors(model, delivered).items()}
+    held = {name: tensor.dtype for name, tensor in _loaded_tensors(model, delivered).items()}
     harmless = {torch.bfloat16} if dtype == "bfloat16" else set()
     if all(held.get(name, tensor.dtype) in {tensor.dtype, *harmless} for name, tensor in delivered.items()):
         return None
@@ -52,7 +52,7 @@ def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor]
     )
 
 
-def loaded_tensors(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _loaded_tensors(model: torch.nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a view of each tensor of `expected` that lies in a parameter or buffer of vLLM's model."""
     joined: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     found: dict[str, torch.Tensor] = {}

@@ -37,7 +37,7 @@ def end_with_owner(grace_s: float = GRACE_S) -> None:
     def wait_and_kill() -> None:
         select.select([watched], [], [])
         time.sleep(grace_s)
-        log.warning("the service that started this server is gone since %.0f s; ending it", grace_s)
+        log.warning("the service that started this server has been gone for %.0f s; ending it", grace_s)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait_and_kill, name="owner", daemon=True).start()

@@ -90,7 +90,7 @@ class Vllm:
                 self._check_running()
                 if await client.ready():
                     healthy = anyio.current_time()
-        raise StartupError(f"vLLM (pid {self.pid}) is not healthy for {_SILENT_S:g} s; it is ended")
+        raise StartupError(f"vLLM (pid {self.pid}) has not been healthy for {_SILENT_S:g} s; it is ended")
 
     async def stop(self) -> None:
         """End it and everything it has started: first politely."""

@@ -123,7 +123,7 @@ class SharedModel:
 
     def _attach(self, reader: SegmentReader) -> None:
         """Let every parameter be its view of the segment. Raises `DataError` with the parameters as they were."""
-        views = {name: _view_of(reader, sources, held) for name, sources, held in self._sources(reader)}
+        views = {name: reader.view(sources[0].offset, held.shape) for name, sources, held in self._sources(reader)}
         before = {name: held.data for name, held in self._model.named_parameters()}
         blank = {name: torch.full_like(data, torch.nan) for name, data in before.items()}
         try:
@@ -176,7 +176,7 @@ def _die(reason: str) -> NoReturn:
 
 
 def guard_worker(worker: type) -> None:
-    """Let vLLM's `worker` compute with weights that its server knows by name alone.
+    """Let vLLM's `worker` compute only with weights whose version was named to its server.
 
     Meanwhile the trainer cannot change them. vLLM ends where they have changed.
     """
@@ -229,10 +229,6 @@ def _side_by_side(sources: list[SegmentTensor], held: torch.Tensor) -> bool:
     padded = last.reserved > torch.Size(last.shape).numel() * 4
     fits = held.shape[0] == rows or (padded and held.shape[0] > rows)
     return fits and held.is_contiguous() and first.offset + held.nbytes <= end
-
-
-def _view_of(reader: SegmentReader, sources: list[SegmentTensor], held: torch.Tensor) -> torch.Tensor:
-    return reader.view(sources[0].offset, held.shape)
 
 
 def _left_outside(model: torch.nn.Module, reader: SegmentReader, private: list[torch.Tensor]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 from lachesis.pipeline.inference.engines.reference.app import build_app
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.serving.app import TEXT_PATHS
-from lachesis.pipeline.inference.serving.sampling_notice import FORGOTTEN, SamplingNotice
+from lachesis.pipeline.inference.serving.sampling_notice import FORGET_AFTER_REQUESTS, SamplingNotice
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ async def test_what_a_client_asks_for_otherwise_is_named(ask, said, path, body, 
 
 async def test_it_is_forgotten_once_clients_ask_as_the_trainer_computes(said):
     notice = SamplingNotice(None, TEXT_PATHS, 1.0, said.append)
-    notice._take_in(SamplingParams(top_p=0.5), "/v1/completions")
-    for _ in range(FORGOTTEN - 1):
-        notice._take_in(SamplingParams(), "/v1/completions")
+    notice._compare(SamplingParams(top_p=0.5), "/v1/completions")
+    for _ in range(FORGET_AFTER_REQUESTS - 1):
+        notice._compare(SamplingParams(), "/v1/completions")
     assert len(said) == 1
-    notice._take_in(SamplingParams(), "/v1/completions")
+    notice._compare(SamplingParams(), "/v1/completions")
     assert said[1:] == [None]

@@ -1,5 +1,7 @@
 """The engine: exact logprobs whatever is batched, limits, pauses, weight exchange, cancellation, failure."""
 
+import itertools
+import threading
 import time
 
 import pytest
@@ -60,6 +62,46 @@ def test_seeded_requests_repeat_whatever_else_runs_and_samples_differ(start_engi
             other.result(WAIT)
     assert [s.token_ids for s in first.samples] == [s.token_ids for s in again.samples]
     assert len({tuple(s.token_ids) for s in first.samples}) == 4
+
+
+def test_commands_behind_one_that_breaks_the_engine_fail_with_it(start_engine, policy):
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(_):
+        begun.set()
+        assert go.wait(WAIT)
+
+    with start_engine() as engine:
+        request = engine.submit(PROMPTS[0], SamplingParams(max_tokens=5, ignore_eos=True), hold)
+        assert begun.wait(WAIT)
+        broken = engine.load_weights(dict.fromkeys(policy_tensors(policy.model)), "1-a-b")
+        behind = engine.resume()
+        go.set()
+        for future in (broken, behind, request):
+            with pytest.raises(InfrastructureError, match="the engine failed"):
+                future.result(WAIT)
+
+
+def test_an_engine_that_is_closed_waits_for_no_sample_though_a_pause_does(start_engine):
+    tokens, begun, queued, paused = itertools.count(), threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_):
+        match next(tokens):
+            case 0:
+                begun.set()
+                assert queued.wait(WAIT)
+            case 1:
+                paused.set()
+                until(lambda: engine._closed)
+
+    with start_engine() as engine:
+        request = engine.submit(PROMPTS[0], SamplingParams(ignore_eos=True), hold)
+        assert begun.wait(WAIT)
+        engine.pause("wait")
+        queued.set()
+        assert paused.wait(WAIT)
+    with pytest.raises(InfrastructureError, match="the engine was closed"):
+        request.result(WAIT)
 
 
 def test_greedy_takes_the_likeliest_token(start_engine, policy):
