@@ -1,6 +1,6 @@
 """Finds the inference servers of a run.
 
-Each server registers its URL under (run, role), and clients look it up.
+Each server registers its URL under its role in the run's bucket, and clients look it up.
 
 Guarantees that a client made by `open_role` follows a server that moved: after a call that fails for infrastructure
 reasons the client looks the URL up again, so callers only retry. If several servers have one role, clients use the one
@@ -10,6 +10,7 @@ ended.
 
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -55,6 +56,8 @@ SLOW_SERVER_CURE: Final = (
 _POLL_S = 0.5
 _SILENT_S = 2.0
 """Without an answer for so long another server counts as gone."""
+_MAX_CLIENTS = 8
+"""Clients that are kept open: requests may be under way on those of servers that others have replaced."""
 
 
 def control_token(folder: Path, role: str) -> str:
@@ -147,7 +150,8 @@ class InferenceDirectory:
         self._texts: TextTokenizer | None = None
         self._timeout_s = timeout_s
         self._requested = requested
-        self._clients = AsyncExitStack()
+        self._clients: deque[AsyncExitStack] = deque()
+        """Each closes one client; the newest is last."""
         self._client: InferenceClient | None = None
         self._changed = anyio.Event()
 
@@ -156,7 +160,9 @@ class InferenceDirectory:
 
     async def __aexit__(self, *_: object) -> None:
         with anyio.CancelScope(shield=True):
-            await self._clients.aclose()
+            async with AsyncExitStack() as closing:
+                for one in self._clients:
+                    closing.push_async_callback(one.aclose)
 
     @property
     def present(self) -> InferenceClient | None:
@@ -194,14 +200,17 @@ class InferenceDirectory:
         check_url(url)
         if self._client is not None and self._client.config.url == url:
             return
-        # The old client stays open: requests may be under way on it.
         config = ClientConfig(url=url, timeout=self._timeout_s)
         client = InferenceClient(config, token=token, requested=self._requested)
         client.guard, client.times, client.answered = self.guard, self.times, self.answered
         client.texts = self._texts
-        self._client = await self._clients.enter_async_context(client)
+        closing = AsyncExitStack()
+        self._client = await closing.enter_async_context(client)
+        self._clients.append(closing)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
+        if len(self._clients) > _MAX_CLIENTS:
+            await self._clients.popleft().aclose()
 
 
 def check_url(url: str) -> None:

@@ -303,3 +303,13 @@ async def test_weights_arrive_through_the_runs_own_server_at_a_machine_without_t
             assert {span.version for span in sample.weight_versions} == {str(version)}
     assert len(list((config.path / "weights" / FETCHED).glob("*.safetensors"))) == 2
     assert not list((config.path / "weights").glob("*.safetensors"))
+
+
+async def test_few_clients_of_servers_that_others_have_replaced_are_kept_open():
+    async with InferenceDirectory(1.0) as directory:
+        clients = []
+        for port in range(1, 11):
+            await directory.use(f"http://127.0.0.1:{port}")
+            clients.append(await directory.current())
+        assert [client._http.is_closed for client in clients] == [True] * 2 + [False] * 8
+    assert all(client._http.is_closed for client in clients)
