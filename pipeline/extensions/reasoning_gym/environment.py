@@ -19,12 +19,12 @@ from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.reasoning_gym.datasets import create_dataset, draw, load_scorer, score_answer
-from lachesis.pipeline.tasks.splits import Split, split_of
+from lachesis.pipeline.tasks.splits import Split
 from lachesis.pipeline.tasks.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
-__all__ = ["ReasoningGym", "Split", "Splits", "score_answer", "split_of"]
+__all__ = ["ReasoningGym", "Splits"]
 
 _SCORING_TIMEOUT_S = 10.0
 _VIRTUAL_SIZE = 200_000

@@ -12,7 +12,7 @@ __all__ = ["ReasoningGymRater"]
 
 
 class ReasoningGymRater(Rater):
-    """Scores what `environment.reasoning_gym` tasks hold; `params` are the dataset's, where it needs them.
+    """Scores answers to tasks of the kind `reasoning_gym`; `params` are the dataset's, where it needs them.
 
     Some scorers can hang on hostile text: the rating then times out, and the thread it ran in is lost.
     """
@@ -23,7 +23,7 @@ class ReasoningGymRater(Rater):
     def __init__(self, params: dict[str, Any] | None = None) -> None:
         try:
             import_reasoning_gym()
-            # another release may score otherwise, so it is part of the version that the ensemble's digest holds
+            # another release may score differently, so it is part of the version that the ensemble's digest holds
             self.version = f"1+{importlib.metadata.version('reasoning-gym')}"
         except (ImportError, StartupError) as error:
             raise ConfigError(f"rater reasoning_gym: {error}") from error

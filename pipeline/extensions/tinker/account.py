@@ -8,6 +8,7 @@ from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.tinker.config import settings_of
 from lachesis.pipeline.extensions.tinker.key import key_problem
+from lachesis.pipeline.extensions.tinker.names import base_model_of
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["sign_in"]
@@ -21,9 +22,8 @@ def sign_in(config: RunConfig) -> str:
         return "not tried: there is no key"  # which has a finding of its own
     from lachesis.pipeline.extensions.tinker.client import trainable_models
 
-    settings = settings_of(config)
+    settings, base = settings_of(config), base_model_of(config)
     models = anyio.run(trainable_models, settings, _TIMEOUT_S)
-    base = settings.base_model or config.model
     if base not in models:
-        raise ConfigError(f"Tinker trains no model {base!r}{nearest(str(base), models)}")
+        raise ConfigError(f"Tinker trains no model {base!r}{nearest(base, models)}")
     return f"signed in; {base} is one of {len(models)} models that it trains"

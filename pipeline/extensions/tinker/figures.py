@@ -42,9 +42,9 @@ def tinker_figures(
         "train/tokens": float(tokens.tokens),
         **tokens.figures(),
     }
-    told = forward.metrics.get(_LOSS_SUM)
+    loss_sum = forward.metrics.get(_LOSS_SUM)
     known = {
-        "train/loss": _loss(selected.sequences, forward) if told is None else told / tokens.tokens,
+        "train/loss": _loss(selected.sequences, forward) if loss_sum is None else loss_sum / tokens.tokens,
         "train/kl": mismatch.k3,
         "train/ratio_mean": mismatch.ratio,
         "train/effective_sample_size": mismatch.ess,

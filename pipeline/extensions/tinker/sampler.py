@@ -77,7 +77,6 @@ class TinkerSampler:
         self._running: set[anyio.CancelScope] = set()
         self._resumed = anyio.Event()
         self._resumed.set()
-        self._aborting = False
 
     @property
     def weight_version(self) -> str:

@@ -27,7 +27,7 @@ async def stored(bus: NatsBus, *names: str) -> None:
 
 async def opened(bus: NatsBus) -> KnownPosts:
     """Return the posts as the next life of the gateway knows them."""
-    posts = KnownPosts(bus, RUN, ["words"], await GatewayStore.open(bus, RUN, ["words"]))
+    posts = KnownPosts(bus, RUN, ["words"], await GatewayStore.open(bus, ["words"]))
     await posts.catch_up()
     return posts
 

@@ -296,9 +296,9 @@ async def test_keys_that_their_services_cannot_use_are_put_aside(bus: NatsBus, c
         await read_held_out(service, "sums")
     if keys.gateway("registry") in named:
         with pytest.raises(DataError, match="lachesis runs recover"):
-            await GatewayStore.open(bus, RUN, [])
+            await GatewayStore.open(bus, [])
     plan = await recover(bus, config)
     assert plan.keys == dict.fromkeys(named, value)
     assert await read_held_out(service, "sums") is None
     assert (await read_record(bus, RUN)).run == RUN
-    await GatewayStore.open(bus, RUN, [])
+    await GatewayStore.open(bus, [])

@@ -39,7 +39,7 @@ def reads(service: Service) -> dict[str, Callable[[], Awaitable[object]]]:
         ),
         keys.epoch("sums"): claims(service).claim,
         keys.RETENTION: partial(read_record, service.bus, "r"),
-        keys.gateway("registry"): partial(GatewayStore.open, service.bus, "r", []),
+        keys.gateway("registry"): partial(GatewayStore.open, service.bus, []),
     }
 
 

@@ -190,9 +190,7 @@ class Gateway:
         return _detail(503, error, {"Retry-After": str(_RETRY_AFTER_S)})
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return the refusal of a client that is not permitted: a browser acting for a page, or one without the
-        token.
-        """
+        """Return the refusal of a client without the token; None: it has it, or none is needed."""
         if self._token is None or hmac.compare_digest(_credentials(request)[1].encode(), self._token.encode()):
             return None
         self.without_token.record(request.url.path, anyio.current_time())

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_right
 
-import anyio
+import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.schemas import keys
@@ -23,9 +23,8 @@ class PolicyVersions:
 
     def __init__(self) -> None:
         self._records: list[PolicyRecord] = []  # by the time they were written
-        self.known = anyio.Event()
 
-    async def follow(self, bus: Bus, run: str) -> None:
+    async def follow(self, bus: Bus) -> None:
         """Record every policy version from now on, first the newest existing one. Runs until cancelled."""
         async with bus.watch(keys.POLICY) as entries:
             async for entry in entries:
@@ -35,10 +34,10 @@ class PolicyVersions:
                     log.warning("a policy record cannot be read: %s", error)
 
     def record_version(self, record: PolicyRecord) -> None:
-        self._records.append(record)
-        self._records.sort(key=lambda other: other.written_ns)
-        del self._records[:-_MAX_POLICY_VERSIONS]
-        self.known.set()
+        """Record a version. Older ones keep neither `earlier` nor `token_probe`: of thousands that is much memory."""
+        *older, newest = sorted([*self._records, record], key=lambda other: other.written_ns)
+        older = [msgspec.structs.replace(one, earlier=None, token_probe=None) for one in older]
+        self._records = [*older, newest][-_MAX_POLICY_VERSIONS:]
 
     @property
     def newest_version(self) -> PolicyRecord | None:

@@ -58,9 +58,7 @@ async def _serve(
     errors: list[LachesisError] = []
     policies = identity.policies
     with take_listener(config) as listener:
-        store: GatewayStore = await service.retrying("read the gateway's state")(
-            GatewayStore.open, service.bus, service.run, envs
-        )
+        store: GatewayStore = await service.retrying("read the gateway's state")(GatewayStore.open, service.bus, envs)
         posts = KnownPosts(service.bus, service.run, envs, store)
         await service.retrying("read which posts are stored")(posts.catch_up)
         intake = Intake(service, config, store, identity, posts)
@@ -87,7 +85,7 @@ async def _serve(
             write_private(path, _url(settings_of(config), port, token))
             log.info("environments need its token: their --env.rollout_server_url is what %s holds", path)
         async with background() as tasks:
-            tasks.start_soon(policies.follow, service.bus, service.run)
+            tasks.start_soon(policies.follow, service.bus)
             tasks.start_soon(intake.renew)
             tasks.start_soon(_give_back_overdue, gateway, intake)
             tasks.start_soon(posts.follow)
@@ -95,9 +93,9 @@ async def _serve(
             for env in envs:
                 tasks.start_soon(weights.follow, service.bus, service.revision, env)
             tasks.start_soon(_follow_governor, service, gateway)
-            tasks.start_soon(_show, service, gateway, intake, port)
+            tasks.start_soon(_set_figures, service, gateway, intake, port)
             url = _url(settings_of(config), port) if token is None else f'"$(cat {config.path / GATEWAY_URL})"'
-            tasks.start_soon(_tell_silence, service, gateway, envs, url)
+            tasks.start_soon(_report_silence, service, gateway, envs, url)
             tasks.start_soon(server.stop_on_drain, service)  # requests that wait for a lease are answered 503
             service.mark_ok()
             await server.serve_until_cancelled([listener])
@@ -124,14 +122,14 @@ async def _give_back_overdue(gateway: Gateway, intake: Intake) -> None:
         await anyio.sleep(_FIGURES_S)
 
 
-async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
+async def _set_figures(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
     while True:
         own = {"gateway/port": port, "gateway/refused": gateway.refused}
         service.vitals.metrics = own | intake.figures()
         await anyio.sleep(_FIGURES_S)
 
 
-async def _tell_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
+async def _report_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
     """Report which environments are silent: a person starts those of other projects.
 
     `url` is the address that they need.

@@ -21,7 +21,7 @@ from lachesis.pipeline.runtime.stored_values import unreadable_value
 from lachesis.schemas import keys
 from lachesis.schemas.codec import UNREADABLE
 
-__all__ = ["GatewayStore", "check_stored", "stored_values"]
+__all__ = ["GatewayStore", "stored_values"]
 
 _REGISTRY = "registry"
 _POSTS = "posts"
@@ -31,17 +31,16 @@ T = TypeVar("T", Registry, Buffer, Consumer, StoredPosts)
 class GatewayStore:
     """The state of one run's gateway. `registry` and `buffers` (by environment) are what is stored; read only."""
 
-    def __init__(self, bus: Bus, run: str) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._run = run
         self._revisions: dict[str, int] = {}
         self.registry = Registry()
         self.buffers: dict[str, Buffer] = {}
 
     @classmethod
-    async def open(cls, bus: Bus, run: str, envs: list[str]) -> "GatewayStore":
+    async def open(cls, bus: Bus, envs: list[str]) -> "GatewayStore":
         """Take the state over: its earlier owner can no longer change it."""
-        store = cls(bus, run)
+        store = cls(bus)
         await store.set_registry(await store._get(_REGISTRY, Registry) or Registry())
         for env in envs:
             await store.set_buffer(env, await store._get(_buffer(env), Buffer) or Buffer())
@@ -85,7 +84,7 @@ class GatewayStore:
         self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
 
 
-def check_stored(name: str, value: bytes) -> None:
+def _check_stored(name: str, value: bytes) -> None:
     """Raise `StoredValueError` where the gateway cannot go on from what its key `name` holds."""
     kinds: dict[str, Any] = {_REGISTRY: Registry, _POSTS: StoredPosts, "buffer": Buffer, "consumer": Consumer}
     _decode(name, value, kinds[name.partition("-")[0]])
@@ -108,6 +107,6 @@ def _consumer(name: str) -> str:
 
 def stored_values(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], object]]]:
     """Yield the gateway's keys, each with what raises `SchemaError` for a value it cannot go on from."""
-    names = ("registry", "posts", *(f"buffer-{env}" for env in config.environments), f"consumer-{config.training.name}")
+    names = (_REGISTRY, _POSTS, *map(_buffer, config.environments), _consumer(config.training.name))
     for name in names:
-        yield keys.gateway(name), partial(check_stored, name)
+        yield keys.gateway(name), partial(_check_stored, name)

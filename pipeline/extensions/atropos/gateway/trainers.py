@@ -81,7 +81,7 @@ class Trainers:
         self._trainer = config.training.name
         self._consumers: dict[str, Consumer] = {}
         self._locks: dict[str, anyio.Lock] = {}
-        self._told_none: set[tuple[str, str]] = set()
+        self._answered_none: set[tuple[str, str]] = set()
         self._attempts: Counter[tuple[str, str]] = Counter()
         self._seen: dict[str, int] = {}
         """By consumer: the sequence of the newest entry when there was no further batch."""
@@ -127,7 +127,7 @@ class Trainers:
             consumer = await self._consumer(name)
             if len(consumer.registered) >= _MAX_MEMBERS and member not in consumer.registered:
                 raise DataError(f"{_MAX_MEMBERS} trainers share {name!r}; GET /reset_data forgets them")
-            self._told_none.discard((name, member))
+            self._answered_none.discard((name, member))
             await self._set(name, consumer.register(member, request))
             await self._settle(name)
         return uuid.uuid5(uuid.NAMESPACE_URL, f"lachesis:{self._service.run}:{name}.{member}").int
@@ -151,8 +151,8 @@ class Trainers:
             await self._settle(name)
             held = self._consumers[name].handed.get(member)
             if held is not None and held.received:
-                if (name, member) not in self._told_none:
-                    self._told_none.add((name, member))
+                if (name, member) not in self._answered_none:
+                    self._answered_none.add((name, member))
                     return None
                 await self._train(name, member)
                 held = None
@@ -173,7 +173,7 @@ class Trainers:
             consumer = await self._consumer(reply.consumer)
             if self._attempts[reply.consumer, reply.member] != reply.attempt:
                 return False
-            self._told_none.discard((reply.consumer, reply.member))
+            self._answered_none.discard((reply.consumer, reply.member))
             await self._set(reply.consumer, consumer.record_receipt(reply.member, reply.number, received=received))
             return True
 
@@ -277,7 +277,7 @@ class Trainers:
     # training
 
     async def _train(self, name: str, member: str) -> None:
-        self._told_none.discard((name, member))
+        self._answered_none.discard((name, member))
         await self._set(name, self._consumers[name].train(member))
         await self._settle(name)
 

@@ -187,7 +187,7 @@ class AtroposProcess:
                     await drained.wait()
                 tasks.cancel_scope.cancel()
         except InfrastructureError:
-            self._why = "ended before it was told what to do"
+            self._why = "ended before its first message reached it"
         finally:
             self._process, self.pid, self._up, self.ready = None, None, anyio.Event(), None
             with anyio.CancelScope(shield=True):

@@ -2,7 +2,7 @@
 
 From the place of a `BaseEnv` class and an interpreter that has atroposlib, it makes an environment. Its tasks are the
 items that the class draws, in their order. Tokens, logprobs and policy versions of its groups are those of the engine
-(`engine_log`); the other fields of groups are read as the gateway reads them (`pipeline.tasks.scored_groups`).
+(`engine_log`); the other fields of groups are read as the gateway reads them (`logic.scored_groups`).
 """
 
 import importlib.util

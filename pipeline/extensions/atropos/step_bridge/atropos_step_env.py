@@ -23,6 +23,7 @@ from lachesis.pipeline.errors import GroupDeclinedError
 from lachesis.pipeline.extensions.atropos.native.source import AtroposSource
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import (
     INHERITED,
+    NO_TIMEOUT_S,
     Detokenize,
     InjectedActions,
     Tokenize,
@@ -37,8 +38,6 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["AtroposStepEnv"]
-
-_NO_TIMEOUT_S = 1e9
 
 
 class _Turn(NamedTuple):
@@ -78,7 +77,7 @@ class AtroposStepEnv:
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}, and must be at least 1")
         self.max_steps = max_steps
-        self._arguments: dict[str, Any] = {"timeout_s": _NO_TIMEOUT_S, **(params or {}), "place": place}
+        self._arguments: dict[str, Any] = {"timeout_s": NO_TIMEOUT_S, **(params or {}), "place": place}
         self.environment = AtroposSource(**self._arguments)
         self._tokenize = of_the_engine("tokenize", tokenize, "add_generation_prompt")
         self._detokenize = of_the_engine("detokenize", detokenize)

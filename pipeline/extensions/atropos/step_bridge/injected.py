@@ -18,6 +18,7 @@ from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = [
     "INHERITED",
+    "NO_TIMEOUT_S",
     "Detokenize",
     "EpisodeLoop",
     "InjectedActions",
@@ -29,7 +30,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_NO_TIMEOUT_S = 1e9
+NO_TIMEOUT_S = 1e9
 """The caller's engine may take as long as it likes between two steps."""
 INHERITED: list[Any] = []
 """Event loops and processes of the parent process. To close one here would unregister the parent's file descriptors
@@ -146,7 +147,7 @@ class InjectedActions:
 
     def requests(self) -> InferenceRequests:
         """Return the interface for rollouts. It waits without a limit and never repeats a request."""
-        return InferenceRequests(self, CollectConfig(request_timeout_s=_NO_TIMEOUT_S, attempts=1))
+        return InferenceRequests(self, CollectConfig(request_timeout_s=NO_TIMEOUT_S, attempts=1))
 
     def answer(self, action: GeneratedSample) -> None:
         """Let the rollout go on with `action` as soon as the loop runs."""

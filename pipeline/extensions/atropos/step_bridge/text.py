@@ -5,7 +5,6 @@ of a sample that travels with its text (`SampledText`) are the engine's own, and
 logprobs (NaN), so that they cannot be trained on by mistake.
 """
 
-import contextlib
 import math
 import random
 import re
@@ -18,6 +17,7 @@ import numpy as np
 
 from lachesis.pipeline.common.arguments import whole_number
 from lachesis.pipeline.common.real_number import real_number
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import Detokenize, Tokenize
 from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import WeightVersionSpan
@@ -113,15 +113,21 @@ class ChatTemplate:
         if self._marks is None:
             alone = await self._written(("user", _FIRST))
             talk = ("user", _FIRST), ("assistant", _SECOND)
-            follow = {"user": await self._written(*talk, ("user", _THIRD)), "tool": "", "system": ""}
+            follow = {"user": await self._written(*talk, ("user", _THIRD))}
             for role in ("tool", "system"):
-                with contextlib.suppress(Exception):  # not every template has a place for the role
-                    follow[role] = await self._written(*talk, (role, _THIRD))
-            told = ""
-            with contextlib.suppress(Exception):
-                told = await self._written(("system", _FOURTH), ("user", _FIRST))
-            self._marks = _Marks.found_in(alone, told, list(follow.values()))
+                follow[role] = await self._written_if_possible(*talk, (role, _THIRD))
+            instructed = await self._written_if_possible(("system", _FOURTH), ("user", _FIRST))
+            self._marks = _Marks.found_in(alone, instructed, list(follow.values()))
         return self._marks
+
+    async def _written_if_possible(self, *messages: tuple[str, str]) -> str:
+        """Return the text of messages, "" if the template has no place for a role. Raises `InfrastructureError`."""
+        try:
+            return await self._written(*messages)
+        except InfrastructureError:
+            raise  # it says nothing about the template, which is learned once
+        except Exception:  # noqa: BLE001 - templates refuse a role by any error
+            return ""
 
     async def _written(self, *messages: tuple[str, str]) -> str:
         assert self._detokenize is not None  # noqa: S101 - as above
@@ -177,9 +183,9 @@ class _Marks(NamedTuple):
     end: str
 
     @classmethod
-    def found_in(cls, alone: str, told: str, follow: list[str]) -> "_Marks":
+    def found_in(cls, alone: str, instructed: str, follow: list[str]) -> "_Marks":
         opening, _, end = alone.partition(_FIRST)
-        system, _, rest = told.partition(_FOURTH)
+        system, _, rest = instructed.partition(_FOURTH)
         between = [rest.partition(_FIRST)[0]] if _FIRST in rest else []
         after = []
         for text in follow:
@@ -187,7 +193,7 @@ class _Marks(NamedTuple):
             if _THIRD in later:
                 between.append(answered.partition(_FIRST)[2])
                 after.append(later.partition(_THIRD)[0])
-        openings = [opening, system if _FOURTH in told else ""] if _FIRST in alone else []
+        openings = [opening, system if _FOURTH in instructed else ""] if _FIRST in alone else []
         return cls(
             openings=_longest_first(openings),
             within=[mark for mark in _longest_first([*between, *after]) if len(mark.strip()) >= _MIN_MARK_CHARS],

@@ -66,10 +66,14 @@ def test_a_policy_is_found_by_the_time():
     for step in (2, 0, 1):
         version = f"{step}-a-b"
         policies.record_version(
-            PolicyRecord(run="r", version=version, weights="", tokenizer_hash="", written_ns=100 * step)
+            PolicyRecord(
+                run="r", version=version, weights="", tokenizer_hash="", written_ns=100 * step, earlier=["0-a-a"]
+            )
         )
     assert [policies.version_at(t).version[0] for t in (-1, 0, 99, 100, 250)] == ["0", "0", "0", "1", "2"]
     assert policies.newest_version.version == "2-a-b"
+    assert policies.newest_version.earlier == ["0-a-a"]
+    assert {policies.version_at(t).earlier for t in (0, 100)} == {None}, "thousands of these are remembered"
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ async def test_of_two_replies_under_way_the_later_one_alone_may_be_received(lab)
     await form(lab, 0, 2)
     config = RunConfig(run="r", mode="observe", batching=BatchingConfig(batch_size=8))
     service = Service(lab.bus, "gateway", "r")
-    trainers = Trainers(service, config, await GatewayStore.open(lab.bus, "r", []))
+    trainers = Trainers(service, config, await GatewayStore.open(lab.bus, []))
     await trainers.register("", RegisterTrainer(**STOCK))
     early, late = await trainers.next_batch(""), await trainers.next_batch("")
     assert early.data == late.data

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.step_bridge.text import ChatTemplate
 from lachesis.schemas.errors import DataError
 
@@ -107,3 +108,18 @@ async def test_an_answer_that_the_template_rewrites_is_refused() -> None:
 
     with pytest.raises(DataError, match="SampledText"):
         await template(without_thoughts).sample("<think>hm</think>")
+
+
+async def test_an_engine_that_is_away_for_a_moment_teaches_nothing_about_its_template() -> None:
+    away = [True]
+
+    def write(chat: Chat, prompted: bool) -> str:
+        if chat[0]["role"] == "system" and away:
+            away.clear()
+            raise InfrastructureError("the engine does not answer")
+        return llama(chat, prompted)
+
+    found, chat = template(write), [{"role": "system", "content": "Be brief."}, user("1+1?")]
+    with pytest.raises(InfrastructureError):
+        await found.first_observation(llama(chat, True))
+    assert await found.first_observation(llama(chat, True)) == "Be brief.\n1+1?"
