@@ -14,8 +14,8 @@ from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.offline.archive.files import format_of
-from lachesis.pipeline.offline.archive.importer import PRODUCER, Importer, ImportRequest, ImportSummary
-from lachesis.pipeline.offline.archive.logic.foreign_lines import UNKNOWN_POLICY, ImportAssumptions
+from lachesis.pipeline.offline.archive.importer import Importer, ImportRequest, ImportSummary
+from lachesis.pipeline.offline.archive.logic.foreign_lines import PRODUCER, UNKNOWN_POLICY, ImportAssumptions
 from lachesis.pipeline.offline.archive.reader import check_kind
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError, SchemaError
@@ -113,7 +113,9 @@ async def _run(config: RunConfig, request: ImportRequest) -> ImportSummary:
             request = msgspec.structs.replace(request, leased=False)
         service = Service(bus, PRODUCER, config.run, config.revision)
         with bar("import", DownloadColumn(), TransferSpeedColumn()) as tell:
-            return await Importer(service, config, request, tell=tell, bad=_complain).run(_index_folder(config))
+            return await Importer(service, config, request, progress=tell, complain=_complain).run(
+                _index_folder(config)
+            )
 
 
 def _index_folder(config: RunConfig) -> Path:

@@ -23,7 +23,7 @@ from lachesis.pipeline.offline.archive.files import Format, whole_file
 from lachesis.pipeline.offline.archive.index import Index
 from lachesis.pipeline.offline.archive.jsonl import JsonLinesWriter
 from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, RolloutRow, rows_of
-from lachesis.pipeline.offline.archive.parquet import ParquetWriter
+from lachesis.pipeline.offline.archive.parquet import ParquetWriter, load_pyarrow
 from lachesis.pipeline.offline.replay.revisions import definition, read_derived
 from lachesis.pipeline.offline.replay.selected import SelectedRollout, feed, selected
 from lachesis.pipeline.retention.holds import OpenHold, holding, read_record
@@ -31,6 +31,7 @@ from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.ledger import LedgerEntry, OutcomeKind
 from lachesis.schemas.replay import RevisionRecord, Selection
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
@@ -114,9 +115,12 @@ class Exporter:
         """Write the file.
 
         Raises `NotFoundError` where the revision is unknown, nothing is selected or some of it may be trimmed,
-        `ConfigError` where the file cannot be written, `InfrastructureError` where a disk is full.
+        `ConfigError` where the file cannot be written, `StartupError` where Parquet is asked for and pyarrow missing,
+        `InfrastructureError` where a disk is full.
         """
         started, config, request = time.monotonic(), self._config, self._request
+        if request.format == "parquet":
+            load_pyarrow()  # or it is missed only once all history was read
         run, folder = config.run, request.path.absolute().parent
         defined = await definition(self._bus, config, request.revision)
         with whole_file(request.path, overwrite=request.overwrite) as file, Index.open(folder) as index:
@@ -191,7 +195,8 @@ class Exporter:
                     "reward", ((one.group, pack(_RewardPart(event.estimator, one))) for one in event.rewards)
                 )
                 index.remember_derived(
-                    "unscored", ((group, reason.encode()) for _, group, reason in event.unscored if group)
+                    "unscored",
+                    ((group, why.encode()) for _, group, why in event.unscored if group and is_group_id(group)),
                 )
         run, trainer, follows = self._config.run, self._config.training.name, 0
 
@@ -223,17 +228,17 @@ class Exporter:
         await anyio.to_thread.run_sync(writer.close)
 
     def _export_group(self, index: Index, found: SelectedRollout, message: StoredMessage) -> None:
-        done, judged = self._done, self._derived_columns(index, found)
+        done, derived = self._done, self._derived_columns(index, found)
         try:
             rollout = read_rollout(message)
-            rows = rows_of(rollout.group, rollout.seq, rollout.stored_ns, judged)
+            rows = rows_of(rollout.group, rollout.seq, rollout.stored_ns, derived)
         except DataError as error:
             done.left_out += 1
             if len(done.reasons) < _MAX_REASONS:
                 done.reasons.append(f"group {found.group} at sequence {found.seq}: {error}")
             return
         done.groups, done.rows = done.groups + 1, done.rows + len(rows)
-        done.unscored += judged.score is None
+        done.unscored += derived.score is None
         self._rows += rows
         self._tokens += sum(len(row.tokens) + 64 for row in rows)
 
@@ -242,20 +247,20 @@ class Exporter:
         self._rows, self._tokens = [], 0
 
     def _derived_columns(self, index: Index, found: SelectedRollout) -> DerivedColumns:
-        judged = DerivedColumns(revision=self._request.revision)
+        derived = DerivedColumns(revision=self._request.revision)
         if (data := index.derived("score", found.group)) is not None:
             stored = msgspec.msgpack.decode(data, type=_Score)
-            judged.score, judged.ensemble, judged.raters = stored.score, stored.ensemble, stored.raters
+            derived.score, derived.ensemble, derived.raters = stored.score, stored.ensemble, stored.raters
         elif (reason := index.derived("unscored", found.group)) is not None:
-            judged.unscored = reason.decode()
+            derived.unscored = reason.decode()
         if (data := index.derived("reward", found.group)) is not None:
             given = msgspec.msgpack.decode(data, type=_RewardPart)
-            judged.reward, judged.estimator = given.reward, given.estimator
+            derived.reward, derived.estimator = given.reward, given.estimator
         if (data := index.ended(found.seq)) is not None:
             end = msgspec.msgpack.decode(data, type=_End)
-            judged.outcome, judged.outcome_reason = end.outcome, end.reason
-            judged.batch, judged.batch_advantages = end.batch, end.advantages
-        return judged
+            derived.outcome, derived.outcome_reason = end.outcome, end.reason
+            derived.batch, derived.batch_advantages = end.batch, end.advantages
+        return derived
 
 
 def _ends(entry: LedgerEntry) -> list[tuple[int, bytes]]:

@@ -45,7 +45,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     with _describe_os_error(path):
         file = partial.open("ab")
     try:
-        _lock(file, path)
+        _lock(file, partial, path)
         try:
             with _describe_os_error(path):
                 file.truncate(0)
@@ -63,11 +63,16 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             file.close()
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: BinaryIO, partial: Path, path: Path) -> None:
+    """Lock a file that was opened as `partial`, unless another export has moved it to `path` meanwhile."""
+    busy = f"another export is writing {path}; wait for it, or choose another file"
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(f"another export is writing {path}; wait for it, or choose another file") from error
+        is_ours = os.path.samestat(os.fstat(file.fileno()), partial.stat())
+    except (BlockingIOError, FileNotFoundError) as error:
+        raise ConfigError(busy) from error
+    if not is_ours:
+        raise ConfigError(busy)
 
 
 def _check(path: Path, overwrite: bool) -> None:

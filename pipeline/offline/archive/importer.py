@@ -28,7 +28,7 @@ from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StreamFullError, UnservedError
 from lachesis.pipeline.offline.archive.files import Format
 from lachesis.pipeline.offline.archive.index import Index
-from lachesis.pipeline.offline.archive.logic.foreign_lines import ImportAssumptions, ReadLine
+from lachesis.pipeline.offline.archive.logic.foreign_lines import PRODUCER, ImportAssumptions, ReadLine
 from lachesis.pipeline.offline.archive.reader import PlacedGroup, read_groups
 from lachesis.pipeline.offline.replay.selected import SelectedRollout, selected
 from lachesis.pipeline.retention.budget import MEASURED_STREAMS, Budget, ByteReservation
@@ -44,10 +44,10 @@ from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["ImportRequest", "ImportSummary", "Importer"]
 
-PRODUCER = "import"
 _ALLOWANCE_BYTES = 4096
 """Bytes by which a group grows on the wire: headers, and its lease."""
-_MOST_GROUPS, _MOST_TOKENS = 64, 1 << 19
+_MAX_READ_GROUPS = 64
+_MAX_READ_TOKENS = 1 << 19
 """Groups and tokens that are read at once."""
 _USAGE_S = 1.0
 _ANSWER_S = 5.0
@@ -86,14 +86,14 @@ class Importer:
     """Use `run` once."""
 
     def __init__(
-        self, service: Service, config: RunConfig, request: ImportRequest, *, tell: Progress, bad: Complain
+        self, service: Service, config: RunConfig, request: ImportRequest, *, progress: Progress, complain: Complain
     ) -> None:
         self._service = service
         self._bus = service.bus
         self._config = config
         self._request = request
-        self._tell = tell
-        self._bad = bad
+        self._progress = progress
+        self._complain = complain
         self._done = ImportSummary()
         self._leases: dict[str, ProducerLeases] = {}
         self._limits = TrainerLimits(reads=config.trainer_reads, temperature=config.trained_temperature)
@@ -123,21 +123,22 @@ class Importer:
                 while part := await anyio.to_thread.run_sync(_part, groups):
                     for placed in part:
                         await self._store_group(index, placed)
-                        self._tell(before + int(placed.share * size), total)
+                        self._progress(before + int(placed.share * size), total)
                 before += size
         self._done.seconds = time.monotonic() - started
         return self._done
 
     async def _governed(self) -> bool:
         """Whether a governor is there. Raises `InfrastructureError` where one is and says nothing."""
-        for env in self._config.environments:  # any: it serves all of them, or none
-            ask = LeaseRequest(op="release", producer=PRODUCER, env=env, lease="none")
-            try:
-                await self._bus.request(subjects.lease(self._config.run, env), encode(ask), timeout_s=_ANSWER_S)
-            except UnservedError:
-                return False
-            return True
-        return False
+        env = next(iter(self._config.environments), None)  # any: it serves all of them, or none
+        if env is None:
+            return False
+        request = LeaseRequest(op="release", producer=PRODUCER, env=env, lease="none")
+        try:
+            await self._bus.request(subjects.lease(self._config.run, env), encode(request), timeout_s=_ANSWER_S)
+        except UnservedError:
+            return False
+        return True
 
     async def _store_group(self, index: Index, placed: PlacedGroup) -> None:
         """Store a group unless it is stored, or say why it cannot be."""
@@ -149,7 +150,7 @@ class Importer:
                     f"{placed.place}: {refusal}. {self._done.stored} groups are stored; fix it and repeat the "
                     "command, which continues from there, or give --skip-bad"
                 )
-            self._bad(placed.place, refusal or "")
+            self._complain(placed.place, refusal or "")
             self._done.bad += 1
             return
         await self._scan(index)
@@ -258,9 +259,9 @@ class Importer:
 def _part(groups: Iterator[PlacedGroup]) -> list[PlacedGroup]:
     """Return the next groups, few enough to be held; none at the end."""
     found, tokens = [], 0
-    for placed in islice(groups, _MOST_GROUPS):
+    for placed in islice(groups, _MAX_READ_GROUPS):
         found.append(placed)
         tokens += placed.group.sequences.n_tokens if placed.group is not None else 0
-        if tokens >= _MOST_TOKENS:
+        if tokens >= _MAX_READ_TOKENS:
             break
     return found

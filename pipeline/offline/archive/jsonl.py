@@ -14,7 +14,7 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["MAX_LINE_BYTES", "JsonLinesWriter", "Line", "read_lines", "read_row"]
 
 MAX_LINE_BYTES = 256 << 20
-"""Bytes of a line beyond which it is none, but a file of another kind."""
+"""A file with a longer line is taken for one of another kind."""
 
 
 class JsonLinesWriter:
@@ -59,9 +59,7 @@ def read_row(data: bytes) -> RolloutRow:
     """Return the row in a line. Raises `SchemaError`."""
     try:
         return _decoder.decode(data)
-    except UNREADABLE as error:
-        raise SchemaError(str(error)[:MAX_ERROR_CHARS]) from error
-    except (ValueError, TypeError) as error:  # of an array
+    except (*UNREADABLE, ValueError, TypeError) as error:  # the last two are of an array
         raise SchemaError(str(error)[:MAX_ERROR_CHARS]) from error
 
 

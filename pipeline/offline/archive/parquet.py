@@ -20,14 +20,13 @@ from lachesis.pipeline.tasks.arrow_rows import arrow_errors
 from lachesis.schemas.codec import MAX_ERROR_CHARS
 from lachesis.schemas.errors import ConfigError, SchemaError
 
-__all__ = ["METADATA_KEY", "ParquetWriter", "arrow_schema", "count_rows", "read_rows"]
+__all__ = ["METADATA_KEY", "ParquetWriter", "arrow_schema", "count_rows", "load_pyarrow", "read_rows"]
 
 METADATA_KEY = b"lachesis"
 _ROWS_READ = 64
 _ROW_GROUP_TOKENS = 1 << 20
 """Tokens from which rows are written as a row group: some 10 MB of columns."""
 _TOKENS = {"tokens": "int32", "loss_mask": "int8", "logprobs": "float32", "token_advantages": "float32"}
-_NUMPY = {"tokens": np.int32, "loss_mask": np.int8, "logprobs": np.float32, "token_advantages": np.float32}
 
 
 class ParquetWriter:
@@ -37,8 +36,7 @@ class ParquetWriter:
         schema = arrow_schema()
         import pyarrow.parquet as pq
 
-        told = {METADATA_KEY: msgspec.json.encode({"schema": SCHEMA, **about})}
-        self._schema = schema.with_metadata(told)
+        self._schema = schema.with_metadata({METADATA_KEY: msgspec.json.encode({"schema": SCHEMA, **about})})
         self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
         self._waiting: list[RolloutRow] = []
         self._tokens = 0
@@ -61,7 +59,7 @@ class ParquetWriter:
             self._writer.close()
 
     def _flush(self) -> None:
-        self._writer.write_batch(_batch(_pyarrow(), self._schema, self._waiting))
+        self._writer.write_batch(_batch(load_pyarrow(), self._schema, self._waiting))
         self._waiting, self._tokens = [], 0
 
 
@@ -70,7 +68,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow | SchemaError]]:
 
     Raises `StartupError` without pyarrow, `ConfigError` where it is no Parquet file.
     """
-    _pyarrow()
+    load_pyarrow()
     import pyarrow.parquet as pq
 
     number = 0
@@ -92,7 +90,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow | SchemaError]]:
 
 def count_rows(path: Path) -> int:
     """Return how many rows a file has. Raises as `read_rows`."""
-    _pyarrow()
+    load_pyarrow()
     import pyarrow.parquet as pq
 
     try:
@@ -105,7 +103,7 @@ def count_rows(path: Path) -> int:
 
 def _check_lists(path: Path, schema: Any) -> None:
     """Raise `ConfigError` where a column of tokens holds no lists."""
-    types = _pyarrow().types
+    types = load_pyarrow().types
     for field in schema:
         kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_null)
         if field.name in _TOKENS and not any(fits(field.type) for fits in kinds):
@@ -125,7 +123,7 @@ def _row(values: dict[str, Any]) -> RolloutRow | SchemaError:
 
 def _arrays(column: Any, name: str) -> list[Any]:
     """Return a column of lists as arrays, without a Python object a token, or why a list is none."""
-    dtype = _NUMPY[name]
+    dtype = _TOKENS[name]
     found: list[Any] = []
     for i in range(len(column)):
         part = column[i]
@@ -159,13 +157,11 @@ def _lists(pa: Any, values: Sequence[Any], kind: str) -> Any:
 
 
 def arrow_schema() -> Any:
-    """Return the schema of all columns, as pyarrow has it.
-
-    What gives JSON lines their types where columns are null.
+    """Return the schema of all columns, as pyarrow has it. A reader of JSON lines needs it where columns are null.
 
     Raises `StartupError` where pyarrow is not installed.
     """
-    pa = _pyarrow()
+    pa = load_pyarrow()
     text, int32, int64, real = pa.string(), pa.int32(), pa.int64(), pa.float64()
 
     def struct(**fields: Any) -> Any:
@@ -201,7 +197,8 @@ def arrow_schema() -> Any:
     return pa.schema([(name, kinds.get(name, text)) for name in RolloutRow.__struct_fields__])
 
 
-def _pyarrow() -> Any:
+def load_pyarrow() -> Any:
+    """Return the module pyarrow. Raises `StartupError` where it is not installed."""
     try:
         import pyarrow as pa
     except ImportError as error:

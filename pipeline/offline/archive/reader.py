@@ -106,7 +106,7 @@ def _foreign(path: Path, from_line: ReadLine, assumed: ImportAssumptions) -> Ite
             yield PlacedGroup(place, None, str(error), share)
 
 
-class _ReadGroup(NamedTuple):
+class _ReadRow(NamedTuple):
     """A row, or why there is none, by its number from 1."""
 
     number: int
@@ -114,25 +114,25 @@ class _ReadGroup(NamedTuple):
     share: float
 
 
-def _jsonl(path: Path) -> Iterator[_ReadGroup]:
+def _jsonl(path: Path) -> Iterator[_ReadRow]:
     size = path.stat().st_size
     for line in read_lines(path):
         try:
             row: RolloutRow | SchemaError = read_row(line.data)
         except SchemaError as error:
             row = error
-        yield _ReadGroup(line.number, row, line.end / size)
+        yield _ReadRow(line.number, row, line.end / size)
 
 
-def _parquet(path: Path) -> Iterator[_ReadGroup]:
+def _parquet(path: Path) -> Iterator[_ReadRow]:
     total = count_rows(path)
     for number, row in read_rows(path):
-        yield _ReadGroup(number, row, number / total)
+        yield _ReadRow(number, row, number / total)
 
 
-def _assembled(path: Path, rows: Iterator[_ReadGroup], run: str) -> Iterator[PlacedGroup]:
+def _assembled(path: Path, rows: Iterator[_ReadRow], run: str) -> Iterator[PlacedGroup]:
     """Yield a group as soon as a row of another one comes."""
-    waiting: list[_ReadGroup] = []
+    waiting: list[_ReadRow] = []
     for read in rows:
         row = read.row
         if isinstance(row, SchemaError):
@@ -147,7 +147,7 @@ def _assembled(path: Path, rows: Iterator[_ReadGroup], run: str) -> Iterator[Pla
     yield from _group(path, waiting, run)
 
 
-def _group(path: Path, reads: list[_ReadGroup], run: str) -> Iterator[PlacedGroup]:
+def _group(path: Path, reads: list[_ReadRow], run: str) -> Iterator[PlacedGroup]:
     if not reads:
         return
     first, last = reads[0], reads[-1]

@@ -15,7 +15,7 @@ whatever they would misread raises the number in `SCHEMA`.
 import hashlib
 from collections.abc import Sequence as Items
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +35,8 @@ __all__ = ["SCHEMA", "DerivedColumns", "RolloutRow", "content_digest", "group_of
 
 SCHEMA: Final = "lachesis.rollout/1"
 """Name and version of this schema, on every row and in a Parquet file's metadata under the key `lachesis`."""
+
+T = TypeVar("T")
 
 
 class VersionSpanRow(msgspec.Struct, frozen=True):
@@ -220,7 +222,7 @@ def content_digest(group: RolloutGroup) -> str:
     return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).hexdigest()
 
 
-def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: DerivedColumns) -> list[RolloutRow]:
+def rows_of(group: RolloutGroup, seq: int, stored_ns: int, derived: DerivedColumns) -> list[RolloutRow]:
     """Return the group's rows. Raises `SchemaError` where it holds what JSON does not."""
     group = _canonical(group)
     sequences = group.sequences
@@ -236,13 +238,13 @@ def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: DerivedColumn
         "digest": content_digest(group),
         "seq": seq,
         "stored_ns": stored_ns,
-        **_of_group(judged),
+        **_of_group(derived),
     }
     return [
         RolloutRow(
             **shared,
             **_of_sequence(sequences, i, sequence),
-            **_of_sample(group, judged, sequences.sample_index[i] if sequences.sample_index is not None else i),
+            **_of_sample(group, derived, sequences.sample_index[i] if sequences.sample_index is not None else i),
             attachments=[AttachmentRow(one.mime, one.data) for one in group.attachments] or None if i == 0 else None,
         )
         for i, sequence in enumerate(sequences)
@@ -300,8 +302,8 @@ def group_of(rows: Items[RolloutRow], *, run: str) -> RolloutGroup:
         dispatch=Dispatch(**msgspec.structs.asdict(first.dispatch)) if first.dispatch else None,
         task=_dict("task", first.task),
         messages=[
-            [_message(said) for said in talk]
-            for talk in _all_or_none("messages", [row.messages for row in samples]) or []
+            [_message(row) for row in conversation]
+            for conversation in _all_or_none("messages", [row.messages for row in samples]) or []
         ],
         attachments=[Attachment(mime=one.mime, data=one.data) for one in first.attachments or []],
         generation=_dict("generation", first.generation),
@@ -361,8 +363,8 @@ def _bytes_of(column: Column, total: int, part: slice) -> bytes:
     return column.data[part.start * size : part.stop * size]
 
 
-def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict[str, Any]:
-    sequences, score, reward = group.sequences, judged.score, judged.reward
+def _of_sample(group: RolloutGroup, derived: DerivedColumns, sample: int) -> dict[str, Any]:
+    sequences, score, reward = group.sequences, derived.score, derived.reward
     return {
         "sample": sample,
         "environment_rewards": [RewardComponentRow(name, values[sample]) for name, values in sequences.rewards.items()]
@@ -371,53 +373,53 @@ def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict
         "turn_order": None if sequences.turn_order is None else sequences.turn_order[sample],
         "turn_parents": None if sequences.turn_parents is None else sequences.turn_parents[sample],
         "excluded": sample in sequences.excluded_samples,
-        "messages": [_said(message) for message in group.messages[sample]] if group.messages else None,
+        "messages": [_message_row(message) for message in group.messages[sample]] if group.messages else None,
         "score": _at(score.scores if score else None, sample),
         "ratings": None if score is None else _ratings(score, sample),
-        "length": None if score is None or sample >= len(score.lengths) else score.lengths[sample],
+        "length": _at(score.lengths if score else None, sample),
         "reward": _at(reward.rewards if reward else None, sample),
         "advantage": _at(reward.advantages if reward else None, sample),
-        "turn_advantages": reward.turn_advantages[sample] if reward and reward.turn_advantages else None,
+        "turn_advantages": _at(reward.turn_advantages if reward else None, sample),
         "shaping": _at(reward.shaping if reward else None, sample),
-        "batch_advantage": _at(judged.batch_advantages, sample),
+        "batch_advantage": _at(derived.batch_advantages, sample),
     }
 
 
-def _of_group(judged: DerivedColumns) -> dict[str, Any]:
-    score, reward = judged.score, judged.reward
+def _of_group(derived: DerivedColumns) -> dict[str, Any]:
+    score, reward = derived.score, derived.reward
     apart = score.disagreement if score is not None else None
     stamps = reward.stamps if reward is not None and reward.stamps else score.stamps if score is not None else []
     return {
-        "revision": judged.revision,
+        "revision": derived.revision,
         "success": score.success if score else None,
         "disagreement_mean": apart[0] if apart else None,
         "disagreement_max": apart[1] if apart else None,
         "verdict": reward.verdict if reward else None,
-        "reason": (reward.reason if reward else None) or judged.unscored,
+        "reason": (reward.reason if reward else None) or derived.unscored,
         "reward_mean": reward.mean if reward else None,
         "reward_std": reward.std if reward else None,
         "reward_range": reward.range if reward else None,
         "n_valid": reward.n_valid if reward else None,
         "shaping_scale": reward.shaping_scale if reward else None,
         "snapshot": reward.snapshot if reward else None,
-        "ensemble": judged.ensemble,
-        "raters": None if judged.raters is None else [RaterVersion(*pair) for pair in judged.raters.items()],
-        "estimator": judged.estimator,
+        "ensemble": derived.ensemble,
+        "raters": None if derived.raters is None else [RaterVersion(*pair) for pair in derived.raters.items()],
+        "estimator": derived.estimator,
         "stamps": [_times(stamp) for stamp in stamps] or None,
-        "outcome": judged.outcome,
-        "outcome_reason": judged.outcome_reason,
-        "batch": judged.batch,
+        "outcome": derived.outcome,
+        "outcome_reason": derived.outcome_reason,
+        "batch": derived.batch,
     }
 
 
-def _at(values: Items[float | None] | None, sample: int) -> float | None:
+def _at(values: Items[T | None] | None, sample: int) -> T | None:
+    """Return the value of a sample; None where there is none, as where another rollout was given the group's id."""
     return values[sample] if values is not None and sample < len(values) else None
 
 
 def _ratings(score: GroupScore, sample: int) -> list[RatingRow]:
     def status(rater: str) -> str | None:
-        told = score.statuses.get(rater, [])
-        return told[sample] if sample < len(told) else None
+        return _at(score.statuses.get(rater), sample)
 
     return [RatingRow(rater, _at(values, sample), status(rater)) for rater, values in score.ratings.items()]
 
@@ -430,19 +432,19 @@ def _draw(dispatch: Dispatch | None) -> ItemDraw | None:
     return None if dispatch is None else ItemDraw(dispatch.index, dispatch.snapshot_id, dispatch.probability)
 
 
-def _said(message: Message) -> ChatMessageRow:
+def _message_row(message: Message) -> ChatMessageRow:
     calls = [ToolCallRow(call.name, call.arguments, call.id) for call in message.tool_calls]
     return ChatMessageRow(message.role, message.content, message.name, calls, message.tool_call_id, message.attachments)
 
 
-def _message(said: ChatMessageRow) -> Message:
+def _message(row: ChatMessageRow) -> Message:
     return Message(
-        role=said.role,
-        content=said.content,
-        name=said.name,
-        tool_calls=[ToolCall(name=call.name, arguments=call.arguments, id=call.id) for call in said.tool_calls],
-        tool_call_id=said.tool_call_id,
-        attachments=said.attachments,
+        role=row.role,
+        content=row.content,
+        name=row.name,
+        tool_calls=[ToolCall(name=call.name, arguments=call.arguments, id=call.id) for call in row.tool_calls],
+        tool_call_id=row.tool_call_id,
+        attachments=row.attachments,
     )
 
 
