@@ -268,8 +268,10 @@ def _is_within(x: float | None) -> bool:
 
 
 def _alike(a: ComparedGroup, b: ComparedGroup) -> bool:
-    """Whether both judged the same samples: not where one id was given to two rollouts."""
-    return a.env == b.env and len(a.score.scores) == len(b.score.scores)
+    """Whether all scores and rewards are of the same samples: not where one id was given to two rollouts."""
+    counts = {len(one.score.scores) for one in (a, b)}
+    counts |= {len(one.reward.scores) for one in (a, b) if one.reward is not None}
+    return a.env == b.env and len(counts) == 1
 
 
 def _lowest(values: Sequence[float | None]) -> float | None:

@@ -28,10 +28,13 @@ Ratings = Mapping[str, Sequence[float | None]]
 Verdict = Literal["ok", "warn", "fail"]
 
 _MIN_SPREAD = 1e-9
-_NEAR_AN_END = 0.01
-_BIAS_CONFIDENCE = 0.95
-_MISSING = 0.1
+_END_SHARE = 0.01
+"""Share of a rater's bounds that counts as one end of them."""
+_MAX_SHARE_AT_AN_END = 0.95
+_MAX_MISSING_SHARE = 0.1
 _NOISE = 1e-9
+_MIN_SCALE = 1e-6
+"""Losses and norms that are smaller are compared by this: those of answers that are all alike are 0."""
 
 
 class NumericFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +81,7 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
             found.append(NumericFinding(check="distribution", subject=rater, verdict="fail", text="no rating at all"))
             continue
         low, high = bounds[rater]
-        near = _NEAR_AN_END * (high - low)
+        near = _END_SHARE * (high - low)
         at_low, at_high = float(np.mean(values <= low + near)), float(np.mean(values >= high - near))
         text = (
             f"mean {values.mean():.3g}, std {values.std():.3g}, {values.min():.3g} to {values.max():.3g} "
@@ -87,10 +90,10 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
         verdict: Literal["ok", "warn"] = "ok"
         if values.std() < _MIN_SPREAD:
             verdict, text = "warn", f"every rating is {values[0]:.6g}: it does not distinguish answers; {text}"
-        elif max(at_low, at_high) > _BIAS_CONFIDENCE:
+        elif max(at_low, at_high) > _MAX_SHARE_AT_AN_END:
             end = "lowest" if at_low > at_high else "highest"
             verdict, text = "warn", f"{max(at_low, at_high):.0%} lie at the {end} rating; {text}"
-        elif missing > _MISSING:
+        elif missing > _MAX_MISSING_SHARE:
             verdict = "warn"
         found.append(NumericFinding(check="distribution", subject=rater, verdict=verdict, text=text))
     return found
@@ -165,9 +168,10 @@ def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, r
     The first dtype is the reference.
     """
     (name, loss), *others = losses.items()
-    worst = 0.0
+    norm, worst = norms[name], 0.0
     for other, value in others:
-        worst = max(worst, abs(value - loss) / max(abs(loss), 1e-6), abs(norms[other] - norms[name]) / norms[name])
+        apart = abs(value - loss) / max(abs(loss), _MIN_SCALE), abs(norms[other] - norm) / max(norm, _MIN_SCALE)
+        worst = max(worst, *apart)
     text = ", ".join(f"{kind}: loss {losses[kind]:.6g}, gradient norm {norms[kind]:.6g}" for kind in losses)
     steady = worst <= rtol and all(map(math.isfinite, (*losses.values(), *norms.values())))
     return NumericFinding(

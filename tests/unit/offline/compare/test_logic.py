@@ -205,3 +205,11 @@ def test_what_is_no_condition_is_refused(text):
 def test_an_unknown_metric_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="no metric 'flips'; there are sign_flips"):
         parse_condition("flips>0", METRICS)
+
+
+def test_a_group_whose_reward_is_of_other_samples_is_compared_with_none():
+    """As where one id was given to two rollouts."""
+    whole = judged(1, [0.0, 1.0], advantages=[-0.5, 0.5])
+    mixed = ComparedGroup("sums", whole.score, judged(1, [0.0, 1.0, 1.0], advantages=[-1.0, 0.5, 0.5]).reward)
+    found = compare("r", revision("live", whole), revision("b", mixed))
+    assert (found.envs, found.metrics["only_a"], found.metrics["only_b"]) == ([], 1, 1)

@@ -95,6 +95,12 @@ def test_the_loss_agrees_in_both_dtypes_and_a_broken_one_is_told() -> None:
     assert loss_agreement({"float32": 1.0, "bfloat16": float("nan")}, norms).verdict == "warn"
 
 
+def test_answers_that_are_all_alike_have_no_gradient_in_either_dtype() -> None:
+    none = {"float32": 0.0, "bfloat16": 0.0}
+    assert loss_agreement(none, none).verdict == "ok"
+    assert loss_agreement(none, none | {"bfloat16": 1e-3}).verdict == "warn"
+
+
 def test_a_rater_that_contradicts_the_others_is_seen_without_labels() -> None:
     rng = np.random.default_rng(0)
     truth = rng.random(300) < 0.5
