@@ -166,6 +166,8 @@ class EngineSpec:
     """Whether a second one, for evaluation, is started without being named."""
     records_kept_tokens: bool = False
     """Whether it says which tokens `top_p` left (the column `sampling_mask`)."""
+    constrains_answers: bool = False
+    """Whether it serves requests that force what an answer must match (`structured_outputs`)."""
     check_interpreter: str | None = None
     """Function that gets the name of the setting and the interpreter of `inference.ROLE.python`, and returns a
     `DoctorFinding`."""

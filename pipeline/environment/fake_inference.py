@@ -13,8 +13,9 @@ from typing import Any
 import anyio.lowlevel
 import numpy as np
 
+from lachesis.pipeline.environment.matching_answer import matching_answer
 from lachesis.pipeline.inference.client import GeneratedSample
-from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.protocol import SamplingParams, StructuredOutputs, WeightVersionSpan
 from lachesis.schemas.errors import DataError
 
 __all__ = ["FakeInference"]
@@ -26,8 +27,10 @@ _END = 0
 class FakeInference:
     """Answers by `reply(prompt, call)`: the prompt as `show` prints it, and the number of the sample since the start.
 
-    `version` is the policy version all tokens come from. It may be changed between calls. `requests` holds the
-    (prompt ids, n, sampling) of every `generate`. Raise from `reply` to play a failing server.
+    Where a request says what an answer must match, it gets one that does, whatever `reply` says; `forced` counts these.
+    `refused` has the reasons why there was none. `version` is the policy version all tokens come from. It may be
+    changed between calls. `requests` holds the (prompt ids, n, sampling) of every `generate`. Raise from `reply` to
+    play a failing server.
     """
 
     def __init__(self, reply: Callable[[str, int], str], version: str = "0-fake-0000") -> None:
@@ -35,6 +38,8 @@ class FakeInference:
         self.version = version
         self.requests: list[tuple[list[int], int, SamplingParams]] = []
         self.template_kwargs: dict[str, Any] = {}
+        self.forced = 0
+        self.refused: list[str] = []
         self._samples = 0
 
     async def tokenize(
@@ -66,19 +71,25 @@ class FakeInference:
     ) -> list[GeneratedSample]:
         """Return the replies, each cut at `max_tokens` and otherwise closed by `<end>`.
 
-        Raises `DataError` if they must match something.
+        Raises `DataError` if they must match something that `matching_answer` does not follow.
         """
         sampling = sampling or SamplingParams()
-        if sampling.structured_outputs is not None:
-            raise DataError(
-                "structured_outputs (response_format, or a forced tool_choice): replies are not constrained"
-            )
         self.requests.append((list(prompt_ids), n, sampling))
         await anyio.lowlevel.checkpoint()
-        return [self._generation(self.show(prompt_ids), sampling.max_tokens) for _ in range(n)]
+        return [self._generation(self.show(prompt_ids), sampling) for _ in range(n)]
 
-    def _generation(self, prompt: str, max_tokens: int | None) -> GeneratedSample:
-        text = self.reply(prompt, self._samples)
+    def _text(self, prompt: str, wanted: StructuredOutputs | None) -> str:
+        if wanted is None:
+            return self.reply(prompt, self._samples)
+        self.forced += 1
+        try:
+            return matching_answer(wanted, self._samples)
+        except DataError as error:
+            self.refused.append(str(error))
+            raise
+
+    def _generation(self, prompt: str, sampling: SamplingParams) -> GeneratedSample:
+        text, max_tokens = self._text(prompt, sampling.structured_outputs), sampling.max_tokens
         self._samples += 1
         ids = [*_encode(text), _END]
         cut = max_tokens is not None and len(ids) > max_tokens

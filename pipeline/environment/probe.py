@@ -27,6 +27,10 @@ _MAX_TOKENS = 4096
 _PROBE_S = 20.0
 _MAX_REFERENCES = 64
 """Number of tasks with reference answers to check."""
+_FORCED = (
+    "it forces what an answer must match (tool_choice, or response_format), which the run's inference server refuses: "
+    'let the model choose, or serve the policy with vLLM (inference.policy.kind = "vllm")'
+)
 
 
 class ProbeFinding(NamedTuple):
@@ -36,31 +40,42 @@ class ProbeFinding(NamedTuple):
     sure: bool = False
 
 
-async def probe_environment(env: Environment, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+async def probe_environment(
+    env: Environment, name: str, scorer: EnvironmentScorer, *, may_force: bool = True
+) -> list[ProbeFinding]:
     """Return what fails on every scripted answer to a task: the environment's code, or raters.
 
-    The task is the first one; and of some others the first with a reference that is no single answer, if it has one.
+    `may_force`: whether the run's inference server serves requests that force what an answer must match. The task is
+    the first one; and of some others the first with a reference that is no single answer, if it has one.
     """
     if isinstance(env, GroupEnvironment):
         return [ProbeFinding("not tried: its own code generates, with a model's tokens")]
     with anyio.move_on_after(_PROBE_S):
         async with env.running():  # what it runs beside its samples lasts for all of them
-            found = await _probe_task(env, env.task(0), name, scorer)
+            found = await _probe_task(env, env.task(0), name, scorer, may_force=may_force)
             odd = None if found else _task_of_odd_reference(env)
-            return found if odd is None else await _probe_task(env, odd, name, scorer)
+            return found if odd is None else await _probe_task(env, odd, name, scorer, may_force=may_force)
     return [ProbeFinding(f"not tried to the end: scripted answers had no ratings within {_PROBE_S:g} s")]
 
 
-async def _probe_task(env: Environment, task: Task, name: str, scorer: EnvironmentScorer) -> list[ProbeFinding]:
+async def _probe_task(
+    env: Environment, task: Task, name: str, scorer: EnvironmentScorer, *, may_force: bool
+) -> list[ProbeFinding]:
     answers = _answers(task)
     inference = FakeInference(lambda _, call: answers[call % len(answers)])
     try:
         draft = await collect_group(env, task, inference, len(answers), SamplingParams(max_tokens=_MAX_TOKENS))
     except EnvironmentCodeError as error:
+        if inference.refused:
+            return [ProbeFinding(f"not tried to the end: {inference.refused[0]}")]
+        if inference.forced and not may_force:
+            return [ProbeFinding(f"{_FORCED}; on an answer that matched: {error}")]
         sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
         return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
     except (InfrastructureError, DataError) as error:
         return [ProbeFinding(f"not tried: the environment gave no group ({error})")]
+    if inference.forced and not may_force:
+        return [ProbeFinding(_FORCED)]
     return await _probe_raters(draft, name, scorer)
 
 

@@ -260,13 +260,20 @@ def _try(config: RunConfig, name: str) -> str:
         return "not tried, since it cannot be loaded"
     if isinstance(env, GroupEnvironment):
         return _set_up(env)
-    found = anyio.run(probe_environment, env, name, scorer)
+    found = anyio.run(partial(probe_environment, env, name, scorer, may_force=_may_force(config)))
     text = "; ".join(finding.text for finding in found)
     if any(finding.sure for finding in found):
         raise ConfigError(text)
     if found:
         raise _DoubtError(text)
     return "its code and its raters work on scripted answers"
+
+
+def _may_force(config: RunConfig) -> bool:
+    """Return whether the policy's server may serve requests that force what an answer must match."""
+    policy = config.role("policy")
+    is_another = policy.url is not None or config.trains_elsewhere("inference", "policy") is not None
+    return is_another or policy.spec.constrains_answers
 
 
 def _set_up(env: GroupEnvironment) -> str:

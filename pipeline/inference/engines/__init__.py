@@ -19,6 +19,7 @@ ENGINES = {
         serve=f"{_HERE}.vllm.serve:serve_vllm",
         says="vllm",
         extra="vllm",
+        constrains_answers=True,
         check_interpreter=f"{_HERE}.vllm.interpreter:check_vllm",
     ),
 }

@@ -15,11 +15,14 @@ from unit.extensions.endpoint.test_resumption import LogOfGroup
 
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.load import load_environment
+from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError
 from lachesis.pipeline.extensions.endpoint import environment
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference
 
@@ -85,6 +88,53 @@ async def test_raters_judge_an_agent_that_reports_nothing_and_it_does_not_see_th
     draft = await collect(agent(tasks, command))
     assert draft.rewards == [{}, {}]
     assert draft.task.task["answer"] == "7"
+
+
+FORCING = """
+import json, os, urllib.request
+
+def post(url, body):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request, timeout=60))
+
+def ask(**more):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    body = {"model": "policy", "messages": messages, **more}
+    messages.append(post(url, body)["choices"][0]["message"])
+    return messages[-1]
+
+messages = json.load(open(os.environ["LACHESIS_TASK"]))["messages"]
+schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}
+tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+called = ask(tools=tools, tool_choice="required")["tool_calls"][0]
+assert called["function"]["name"] == "add"
+assert json.loads(called["function"]["arguments"])["a"] >= 3
+messages.append({"role": "tool", "content": "7", "tool_call_id": called["id"]})
+form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+assert json.loads(ask(response_format=form)["content"])["a"] >= 3
+messages.append({"role": "user", "content": "And freely?"})
+ask()
+post(os.environ["LACHESIS_SESSION_URL"] + "/reward", {"reward": 1})
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "may_force", "named"),
+    [
+        ('"minimum": 3', True, []),
+        ('"minimum": 3', False, ["it forces what an answer must match"]),
+        ('"not": {}', True, ["not tried to the end: structured_outputs: scripted answers do not follow not"]),
+    ],
+)
+async def test_an_agent_that_forces_answers_is_tried_on_ones_that_match(
+    tasks: str, tmp_path: Path, kept: str, may_force: bool, named: list[str]
+) -> None:
+    env = agent(tasks, script(tmp_path, FORCING.replace('"minimum": 3', kept)), reward="program")
+    scorer = EnvironmentScorer(ScoringConfig(), None, explains=True)
+    found = await probe_environment(env, "e", scorer, may_force=may_force)
+    assert len(found) == len(named), found
+    assert all(finding.text.startswith(start) for finding, start in zip(found, named, strict=True)), found
 
 
 CALL = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
