@@ -45,6 +45,7 @@ class ProducerLeases:
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
         self._queue = _RequestQueue()
         self._note = SharedNote(_NOTE)
+        self._is_cut_off = False
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""
         self.left_behind = 0
@@ -123,7 +124,11 @@ class ProducerLeases:
             reply = await self._request(request, _ASK_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
             self._service.mark_waiting("waiting", f"governor: {error}")
+            self._is_cut_off = True
             return None, _DEFAULT_RETRY_S
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self._service.mark_ok()
         self.is_closed, self.is_contended = reply.closed, reply.contended
         if reply.granted and reply.lease is not None:
             self.left_behind = reply.left_behind
@@ -138,7 +143,8 @@ class ProducerLeases:
                 self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
             return reply.lease, 0.0
         if not outdated_only:  # that says nothing of the environment
-            self._service.mark_waiting("backpressure", reply.reason)
+            if self._service.vitals.state != "waiting":  # what a group waits for that has its lease says more
+                self._service.mark_waiting("backpressure", reply.reason)
             self._tell_never(reply.reason if reply.never else None)
         return None, reply.retry_s or _DEFAULT_RETRY_S
 

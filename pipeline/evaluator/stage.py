@@ -2,8 +2,9 @@
 
 It reads policy records and writes `EvalEvent`s. The version to be measured is loaded into the evaluation server, so
 training goes on meanwhile and no sample mixes two policies; nothing of it enters the ledger. After a restart, measured
-versions are not measured again. By default the tasks are those that the run's own environments hold out of training. An
-environment that cannot be evaluated is then left out and reported, and never ends the run.
+versions are not measured again, and a first one that was under way is, whatever was trained meanwhile. By default the
+tasks are those that the run's own environments hold out of training. An environment that cannot be evaluated is then
+left out and reported, and never ends the run.
 """
 
 import logging
@@ -20,6 +21,7 @@ from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.errors import AccessError, DamagedError, EnvironmentCodeError, InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env
+from lachesis.pipeline.evaluator.first_policy import FirstPolicy
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluator.schedule import Schedule
 from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings, EvaluatorSettings
@@ -39,6 +41,8 @@ log = logging.getLogger("lachesis")
 
 _MAX_NAMED = 5
 """Tasks that a problem names."""
+_FIRST = "first"
+"""Folder, inside that of a run's weights, for those of its first policy."""
 _HARDLY_ANY = 0.03
 """Held-out rate up to which the environment's own judgement may be stricter than what the raters train for."""
 
@@ -81,6 +85,8 @@ async def run_evaluator(service: Service, settings: EvaluatorSettings) -> None:
         for one in envs:
             if doubt := _doubt(one):
                 evaluator.set_problem(f"environment {one.name}", doubt)
+        if (unfinished := await anyio.to_thread.run_sync(evaluator.first.load)) is not None:
+            await evaluator.evaluate_due(unfinished, [one for one in envs if one.schedule.done is None])
         async with service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 try:
@@ -88,20 +94,8 @@ async def run_evaluator(service: Service, settings: EvaluatorSettings) -> None:
                 except SchemaError as error:  # the trainer publishes another one
                     evaluator.set_problem("policy", f"a policy record cannot be read, and is not evaluated: {error}")
                     continue
+                await evaluator.evaluate_due(record, envs)
                 step = record.policy_version.step
-                due = [
-                    (one, items)
-                    for one in envs
-                    if one.evaluated.tasks
-                    and step in settings.evaluable
-                    and (items := one.schedule.due(step)) is not None
-                ]
-                try:
-                    for one, items in due:
-                        if await evaluator.evaluate(record, one, items):
-                            one.schedule.done = step
-                except _PolicyRefusedError as error:
-                    evaluator.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
                 if settings.ends and settings.last_step is not None and step >= settings.last_step:
                     return  # evaluated, or refused: there will be no other
 
@@ -153,6 +147,7 @@ class _Evaluator:
         self.too_long: dict[str, set[int]] = {}
         """By environment: the held-out tasks with prompts beyond the context."""
         self.receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
+        self.first = FirstPolicy(settings.folder / "weights" / _FIRST)
 
     async def open(self, name: str, settings: EvaluatedEnvSettings) -> _ScheduledEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
@@ -186,6 +181,39 @@ class _Evaluator:
             return -1 if entry is None else decode(PolicyRecord, entry.value).policy_version.step
         except SchemaError:
             return math.inf
+
+    async def evaluate_due(self, record: PolicyRecord, envs: Sequence[_ScheduledEnv]) -> None:
+        """Evaluate a policy on those of the environments that it is due for."""
+        step = record.policy_version.step
+        due = [
+            (one, items)
+            for one in envs
+            if one.evaluated.tasks and step in self.settings.evaluable and (items := one.schedule.due(step)) is not None
+        ]
+        is_first = any(one.schedule.done is None for one, _ in due)
+        try:
+            if is_first:
+                record = await self._keep(record)
+            for one, items in due:
+                if await self.evaluate(record, one, items):
+                    one.schedule.done = step
+        except _PolicyRefusedError as error:
+            self.set_problem("policy", f"policy {record.version} was not evaluated: {error}")
+        if is_first and not self.service.draining.is_set():
+            await anyio.to_thread.run_sync(self.first.drop)
+
+    async def _keep(self, record: PolicyRecord) -> PolicyRecord:
+        """Keep a first policy until it is evaluated; return the record by which it is."""
+        if record == await anyio.to_thread.run_sync(self.first.load):
+            return record
+        try:
+            async for attempt in self.service.retrying(f"fetch {record.version}"):
+                with attempt:
+                    path = await self.receiver.path_of(record)
+            return await anyio.to_thread.run_sync(self.first.keep, record, path)
+        except (OSError, AccessError, DataError, NotFoundError, InfrastructureError) as error:
+            log.info("policy %s is evaluated, but not kept for a restart: %s", record.version, error)
+            return record
 
     async def evaluate(self, record: PolicyRecord, scheduled: _ScheduledEnv, items: int) -> bool:
         """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""

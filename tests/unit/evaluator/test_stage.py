@@ -1,6 +1,7 @@
 """The evaluator: when it measures, that it does not repeat itself, and that it leaves rollouts and ledger alone."""
 
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
@@ -102,9 +103,13 @@ def evaluator(service):
     return run_evaluator(service, CONFIG)
 
 
-async def publish(lab, step, lineage="a"):
+async def publish(lab, step, lineage="a", weights=None):
     record = PolicyRecord(
-        run="r", version=f"{step}-{lineage}-d{step}", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1
+        run="r",
+        version=f"{step}-{lineage}-d{step}",
+        weights=str(weights or f"/w/{step}"),
+        tokenizer_hash="t",
+        written_ns=1,
     )
     await lab.bus.put(keys.POLICY, encode(record))
 
@@ -161,6 +166,48 @@ async def test_what_was_measured_is_not_measured_again_after_a_restart(lab, serv
     assert await measured(lab) == [(0, 6), (30, 6)]
 
 
+async def test_a_first_evaluation_that_a_kill_cuts_short_is_begun_again(lab, server, tmp_path):
+    """Though training has gone on, and the weights were pruned."""
+    weights = tmp_path / "0.safetensors"
+    weights.write_bytes(b"first")
+    answers, server.generate = server.generate, hang
+    await publish(lab, 0, weights=weights)
+    async with lab.running(evaluator, "evaluator") as service:
+        await lab.until(lambda: _true(bool(server.loaded)))
+        service.kill()
+    weights.unlink()
+    await publish(lab, 12)
+    server.generate = answers
+    async with lab.running(evaluator, "evaluator"):
+        await lab.until(evaluated(lab, 12))
+    assert await measured(lab) == [(0, 6), (12, 3)]
+    kept = Path(server.loaded[-2][0])
+    assert server.loaded[-2][1] == "0-a-d0"
+    assert kept.parent == CONFIG.path / "weights" / "first"
+    assert not kept.parent.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept.with_name("policy.bin").write_bytes(b"?"), Path.unlink])
+async def test_a_kept_policy_that_is_damaged_is_none(lab, server, tmp_path, damage):
+    weights = tmp_path / "0.safetensors"
+    weights.write_bytes(b"first")
+    answers, server.generate = server.generate, hang
+    await publish(lab, 0, weights=weights)
+    async with lab.running(evaluator, "evaluator") as service:
+        await lab.until(lambda: _true(bool(server.loaded)))
+        service.kill()
+    damage(Path(server.loaded[-1][0]))
+    await publish(lab, 12)
+    server.generate = answers
+    async with lab.running(evaluator, "evaluator"):
+        await lab.until(evaluated(lab, 12))
+    assert await measured(lab) == [(12, 6)]
+
+
+async def hang(*_, **__):
+    await anyio.sleep_forever()
+
+
 async def _true(value):
     return value
 
@@ -182,9 +229,6 @@ async def test_a_drain_ends_the_wait_and_an_evaluation_under_way(lab, server):
     with anyio.fail_after(5):
         async with lab.running(evaluator, "evaluator"):
             await anyio.sleep(0.02)
-
-    async def hang(*_, **__):
-        await anyio.sleep_forever()
 
     server.generate = hang
     await publish(lab, 0)

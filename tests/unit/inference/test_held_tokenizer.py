@@ -96,7 +96,7 @@ async def test_a_server_that_renders_otherwise_by_the_same_tokenizer_is_asked(se
     client, found, _ = await client_of(tokenizer)
     tokenizer.chat_template = CHAT_TEMPLATE + "{{ bos_token if messages | length > 2 else '' }}"
     reason = await hold_tokenizer(Directory(client), found, TokenizerSource(str(folder)))
-    assert "renders sample conversations otherwise" in reason
+    assert "renders sample conversations differently" in reason
     assert client.texts is None
 
 
