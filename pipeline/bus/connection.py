@@ -28,7 +28,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.bus.refused_credentials import describe_refused
 from lachesis.pipeline.bus.replies import error_in
-from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s
+from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s, requested_cancellations
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_text
@@ -202,23 +202,24 @@ async def _attempt(
     nc.domain = config.domain
     link = ServerLink(nc, config, run)
     try:
-        await nc.connect(
-            split_addresses(config.url),
-            name=name,
-            dont_randomize=True,  # the order is random already, and the first is the one to come back to
-            allow_reconnect=False,  # for this attempt: its failure must come to us
-            max_reconnect_attempts=1,
-            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
-            ping_interval=3,
-            max_outstanding_pings=2,
-            pending_size=_PENDING_BYTES,
-            inbox_prefix=config.inbox_prefix,
-            error_cb=link.on_error,
-            disconnected_cb=link.on_disconnected,
-            reconnected_cb=link.on_reconnected,
-            closed_cb=link.on_closed,
-            **options,
-        )
+        with requested_cancellations():
+            await nc.connect(
+                split_addresses(config.url),
+                name=name,
+                dont_randomize=True,  # the order is random already, and the first is the one to come back to
+                allow_reconnect=False,  # for this attempt: its failure must come to us
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
+                ping_interval=3,
+                max_outstanding_pings=2,
+                pending_size=_PENDING_BYTES,
+                inbox_prefix=config.inbox_prefix,
+                error_cb=link.on_error,
+                disconnected_cb=link.on_disconnected,
+                reconnected_cb=link.on_reconnected,
+                closed_cb=link.on_closed,
+                **options,
+            )
         nc.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
         await link.setup()
     except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:

@@ -6,13 +6,14 @@ cancellation that `publish` swallows is raised again.
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -41,6 +42,7 @@ __all__ = [
     "hang_up",
     "is_no_responder",
     "patience_s",
+    "requested_cancellations",
     "status_of",
 ]
 
@@ -145,8 +147,24 @@ async def hang_up(nc: Client, within_s: float) -> None:
     Python 3.11), gives up by itself: it would go on for ever, and keep the process from ending.
     """
     nc.options.update(allow_reconnect=False, max_reconnect_attempts=1)
-    with anyio.move_on_after(within_s, shield=True), suppress(OSError):
+    with anyio.move_on_after(within_s, shield=True), suppress(OSError), requested_cancellations():
         await nc.close()
+
+
+@contextmanager
+def requested_cancellations() -> Iterator[None]:
+    """Raise `ConnectionAbortedError` in place of a cancellation that nobody has requested.
+
+    A client whose connection ends cancels what it waits for itself. Its caller's task would end as if it had been
+    cancelled, and no cancel scope would know why.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise
+        raise ConnectionAbortedError(errno.ECONNABORTED, "the connection ended meanwhile") from error
 
 
 class ServerLink:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -15,6 +16,7 @@ from integration.harness import alive, until
 from integration.proxy import open_proxy
 
 from lachesis.pipeline.bus import request_reply
+from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -83,6 +85,32 @@ async def test_no_server() -> None:
     with pytest.raises(StartupError, match=rf"no nats-server answers at nats://\*\*\*@127.0.0.1:{port}") as caught:
         await connect(f"nats://user:secret@127.0.0.1:{port}", run="run", name="test", config=SHORT)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_client_that_cancels_what_it_waits_for_itself_cancels_nobody_else(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    bus = await connect(nats_server.url, run="r", name="t", token=nats_server.token)
+    with monkeypatch.context() as patch:
+        patch.setattr(NatsClient, "close", cancelled)
+        await bus.close()
+    await bus.close()
+    connects = NatsClient.connect
+
+    async def connect_and_cancel(*arguments: Any, **options: Any) -> None:
+        await connects(*arguments, **options)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(NatsClient, "connect", connect_and_cancel)
+    with pytest.raises(StartupError, match="the connection ended meanwhile"):
+        await connect(nats_server.url, run="r", name="t", token=nats_server.token, config=SHORT)
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as silent, anyio.move_on_after(0.2) as scope:
+        await connect(f"nats://127.0.0.1:{silent.getsockname()[1]}", run="r", name="t")
+    assert scope.cancelled_caught  # one that was requested stays what it is
 
 
 async def test_something_else_answers() -> None:
