@@ -117,7 +117,10 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     server went away (`lost_samples`). Default sample."""
 
     def collect_config(self, *, max_context: int | None = None) -> CollectConfig:
-        """Return how evaluations and tests collect answers. `max_context`: tokens of the model's context, if known."""
+        """Return how evaluations and tests collect answers.
+
+        `max_context`: tokens of the model's context; None: not known.
+        """
         return CollectConfig(
             request_timeout_s=self.timeout_s, chat_template_kwargs=self.chat_template_kwargs, max_context=max_context
         )

@@ -22,7 +22,7 @@ log = logging.getLogger("lachesis")
 
 _MAX_REASONS = 64
 """Different reasons that one process logs in full."""
-_FAILURES_TOLD = 3
+_FAILURES_BEFORE_NOTICE = 3
 """Failed groups in a row after which a notice reports it."""
 _VARIES = re.compile(r"'[^']*'|\d+")
 """Names and numbers: two failures for the same reason differ in them."""
@@ -126,7 +126,7 @@ class GroupFailures:
         )
         said = " ".join(without_secrets(str(error)).split())
         self._service.set_note("failure", said)
-        if self.in_a_row >= _FAILURES_TOLD:
+        if self.in_a_row >= _FAILURES_BEFORE_NOTICE:
             self._service.set_problem(
                 f"{self._env} failing",
                 f"environment {self._env}: {self.in_a_row} groups in a row failed, the last one: {said}; "

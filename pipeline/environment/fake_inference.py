@@ -1,4 +1,4 @@
-"""A fake inference server for unit tests of environments.
+"""A fake inference server, for unit tests of environments and for trying them before a run.
 
 No model, no network, the same answers every time.
 

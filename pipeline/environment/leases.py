@@ -24,7 +24,7 @@ from lachesis.schemas.errors import SchemaError
 
 __all__ = ["ProducerLeases", "leases_of"]
 
-_ASK_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 5.0
 _WAIT_S = 1.0
 """For so long the governor may keep a request for a lease, until there is room."""
 _DEFAULT_RETRY_S = 0.5
@@ -121,7 +121,7 @@ class ProducerLeases:
             wait_s=wait_s,
         )
         try:
-            reply = await self._request(request, _ASK_TIMEOUT_S + wait_s)
+            reply = await self._request(request, _REQUEST_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
             self._service.mark_waiting("waiting", f"governor: {error}")
             self._is_cut_off = True
@@ -136,7 +136,7 @@ class ProducerLeases:
                 await self.release(reply.lease)
                 return None, _DEFAULT_RETRY_S
             self._service.mark_ok()
-            self._tell_never(None)
+            self._report_never(None)
             self._held[reply.lease] = request.replace(op="renew", lease=reply.lease, wait_s=0.0)
             self._write_note()
             if reply.expires_s is not None:
@@ -145,10 +145,10 @@ class ProducerLeases:
         if not outdated_only:  # that says nothing of the environment
             if self._service.vitals.state != "waiting":  # what a group waits for that has its lease says more
                 self._service.mark_waiting("backpressure", reply.reason)
-            self._tell_never(reply.reason if reply.never else None)
+            self._report_never(reply.reason if reply.never else None)
         return None, reply.retry_s or _DEFAULT_RETRY_S
 
-    def _tell_never(self, reason: str | None) -> None:
+    def _report_never(self, reason: str | None) -> None:
         """Report that no lease will ever be granted; None: one may be."""
         self._service.set_problem(
             f"{self._env} lease",
@@ -185,7 +185,7 @@ class ProducerLeases:
             await anyio.sleep(self.renew_s)
             for request in list(self._held.values()):
                 try:
-                    await self._request(request, min(self.renew_s, _ASK_TIMEOUT_S))
+                    await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
                 except InfrastructureError:
                     break  # after its return the governor waits one lease period, so these leases still count
 
@@ -201,11 +201,11 @@ class ProducerLeases:
                 return
 
     async def _request(
-        self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S, bus: Bus | None = None
+        self, request: LeaseRequest, timeout_s: float = _REQUEST_TIMEOUT_S, bus: Bus | None = None
     ) -> LeaseReply:
         subject = subjects.lease(self._service.run, self._env)
-        asked = self._service.bus if bus is None else bus
-        return decode(LeaseReply, await asked.request(subject, encode(request), timeout_s=timeout_s))
+        over = self._service.bus if bus is None else bus
+        return decode(LeaseReply, await over.request(subject, encode(request), timeout_s=timeout_s))
 
 
 class _RequestQueue:

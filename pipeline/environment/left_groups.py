@@ -99,7 +99,7 @@ class LeftGroups:
     async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> GroupTask | None:
         """Return a group that another life has left behind; None: there is none, or the service drains.
 
-        One that cannot be gone on with is ended, and counted as lost. `claims`: of the epoch, where items are claimed.
+        One that cannot go on is ended, and counted as lost. `claims`: of the epoch, where items are claimed.
         """
         async with self._lock:  # its place of the epoch is taken over before any other place is claimed
             while self.may_be:
@@ -203,4 +203,4 @@ class LeftGroups:
         self.figures.lost_groups += 1
         self.figures.lost_seconds += lost_s
         self._service.vitals.metrics |= self.figures.metrics(self._name)
-        log.warning("group %s is not gone on with, and %.1f s of generation are lost: %s", group, lost_s, reason)
+        log.warning("group %s does not go on, and %.1f s of generation are lost: %s", group, lost_s, reason)

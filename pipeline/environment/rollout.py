@@ -40,6 +40,7 @@ from lachesis.pipeline.errors import (
     NotResumableError,
     ServerAwayError,
     ToolError,
+    leaves,
 )
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
@@ -554,10 +555,8 @@ def deciding_error(error: Exception) -> Exception:
 
     An error of this package before any other.
     """
-    if not isinstance(error, ExceptionGroup):
-        return error
-    leaves = [deciding_error(inner) for inner in error.exceptions]
-    return next((leaf for leaf in leaves if isinstance(leaf, LachesisError)), leaves[0])
+    found = [leaf for leaf in leaves(error) if isinstance(leaf, Exception)]
+    return next((leaf for leaf in found if isinstance(leaf, LachesisError)), found[0])
 
 
 def describe_error(error: Exception) -> str:

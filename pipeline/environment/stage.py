@@ -363,7 +363,7 @@ class _Producer:
         return await self.left.take_up(self.claims, self.guard.tokenizer_hash(self.settings.chat_template_kwargs))
 
     async def _take_over_lease(self, draw: GroupTask) -> str | None:
-        """Return a lease for a group that is gone on with: that which it has, if it is still held, else a new one.
+        """Return a lease for a group that goes on: the one that it has, if it is still held, else a new one.
 
         None: there is no room yet, or the service drains; then the group is offered again.
         """
@@ -380,11 +380,11 @@ class _Producer:
         """End groups with hanging code, and the process if one of them cannot be cancelled."""
         now_s = _now_s()
         for one in self.times.hanging(now_s):
-            scope, told_s = self._ending.get(one.call, (None, None))
-            if scope is not None and told_s is None:
+            scope, cancelled_s = self._ending.get(one.call, (None, None))
+            if scope is not None and cancelled_s is None:
                 scope.cancel()
                 self._ending[one.call] = scope, now_s
-            elif told_s is not None and now_s - told_s > _CANCELLED_S:
+            elif cancelled_s is not None and now_s - cancelled_s > _CANCELLED_S:
                 _end_process(
                     f"a rollout of environment {self.name}, {one.what}, hangs for {one.age_s:.0f} s and cannot be "
                     "cancelled: it waits for a thread"
@@ -507,7 +507,7 @@ class _Producer:
         return made
 
     async def _begin(self, lease: str, draw: GroupTask, task: Task) -> "_GroupInProgress":
-        """Return the start of a group, of a new one or of that which is gone on with; stored if its calls will be."""
+        """Return the start of a group, new or resumed; it is stored if its calls will be."""
         start = self._start(lease, draw, task)
         if self.left is None:
             return _GroupInProgress(start, None)

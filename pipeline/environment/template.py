@@ -74,7 +74,7 @@ def _common_suffix(first: Sequence[int], second: Sequence[int]) -> int:
     if first == second:
         raise ConfigError(
             "the chat template renders two different assistant messages alike, so the tokens after a turn cannot be "
-            "told; use a tokenizer and template that keep earlier assistant messages for multi-turn environments"
+            "found; use a tokenizer and template that keep earlier assistant messages for multi-turn environments"
         )
     length = 0
     while length < min(len(first), len(second)) and first[-1 - length] == second[-1 - length]:

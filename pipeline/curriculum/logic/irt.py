@@ -82,8 +82,10 @@ class OnlineIRT(Strategy):
         self._samples = np.zeros(items.count)
         self._seen = np.zeros(items.count, np.int64)
         self._ability = np.zeros(len(items.skills))
-        is_told = items.difficulty is not None
-        self._predictor = None if is_told or items.features is None else DifficultyPredictor(items.features, self._most)
+        is_given = items.difficulty is not None
+        self._predictor = (
+            None if is_given or items.features is None else DifficultyPredictor(items.features, self._most)
+        )
 
     def weights(self) -> NDArray[np.float64]:
         """Return (1 - explore) * the normalised weight + explore * the normalised time since an item was seen."""

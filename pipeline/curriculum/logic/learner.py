@@ -96,7 +96,7 @@ class PoolLearner:
     def feedback_of(self, reward: GroupReward) -> ItemFeedback | None:
         """Return what a group teaches about its item, None when it is of no item of the pool.
 
-        A group of before the pool was put in another order has its item's former place, and its name.
+        A group that was made before the pool was put in another order has its item's former place, and its name.
         """
         names = self.strategy.items.names
         if names is None or reward.index is None:
@@ -119,7 +119,7 @@ class PoolLearner:
         learned, self.learned = self.learned, []
         if keys is None:
             return msgspec.msgpack.encode(learned)
-        return msgspec.msgpack.encode({"keys": [int(keys[one.item]) for one in learned], "learned": learned})
+        return msgspec.msgpack.encode(_PoolDelta([int(keys[one.item]) for one in learned], learned))
 
     def apply_delta(self, delta: bytes) -> None:
         """Learn again what `take_delta` returned; what is not in the pool any more teaches nothing.
@@ -145,9 +145,7 @@ class PoolLearner:
         if items.keys is None:
             return msgspec.msgpack.encode(self.strategy.state_dict())
         keys = as_bytes(items.keys.view(np.int64), "int64")
-        return msgspec.msgpack.encode(
-            {"keys": keys, "skills": list(items.skills), "strategy": self.strategy.state_dict()}
-        )
+        return msgspec.msgpack.encode(_PoolState(keys, list(items.skills), self.strategy.state_dict()))
 
     def load_state(self, state: bytes) -> None:
         """Take over what `state` returned, of another pool what is known of the items that both have.

@@ -60,18 +60,18 @@ class Posterior(NamedTuple):
 
 def integrate(mean: float, deviation: float, *evidence: Evidence) -> Posterior:
     """Return the posterior under a prior of this mean and standard deviation, in logits."""
-    told = [one for one in evidence if one.passes + one.failures > 0]
-    if not told:
+    results = [one for one in evidence if one.passes + one.failures > 0]
+    if not results:
         return Posterior(mean, deviation**2, 0.0)
 
     def log_density(x: NDArray[np.float64]) -> NDArray[np.float64]:
         density: NDArray[np.float64] = -0.5 * ((x - mean) / deviation) ** 2
-        for one in told:
+        for one in results:
             density -= one.passes * np.logaddexp(0.0, x - one.passes_ability)
             density -= one.failures * np.logaddexp(0.0, one.failures_ability - x)
         return density
 
-    mode = _find_mode(mean, deviation, told)
+    mode = _find_mode(mean, deviation, results)
     low, high = mode - _REACH * deviation, mode + _REACH * deviation
     while True:
         x = low + (high - low) * _PARTS
@@ -86,7 +86,7 @@ def integrate(mean: float, deviation: float, *evidence: Evidence) -> Posterior:
         low, high = next_low, next_high
     step = (high - low) / (len(x) - 1)
     integral = float(np.exp(log - top).sum()) * step / (deviation * math.sqrt(2.0 * math.pi))
-    return Posterior(mode, 1.0 / _curvature(mode, deviation, told), top + math.log(integral))
+    return Posterior(mode, 1.0 / _curvature(mode, deviation, results), top + math.log(integral))
 
 
 def _mean_of(weight: float, mean: float, more: float, value: float) -> tuple[float, float]:

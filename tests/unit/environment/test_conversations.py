@@ -424,7 +424,7 @@ async def test_a_group_that_ends_each_life_is_given_up_and_counted(lab, agent, i
             groups = [key.group for key, _ in await records(lab) if key.kind == "start"]
             begun = begun or groups[0]
         assert groups[-1] != begun
-    assert f"group {begun} is not gone on with" in caplog.text
+    assert f"group {begun} does not go on" in caplog.text
     assert "lives in a row have ended" in caplog.text
 
 

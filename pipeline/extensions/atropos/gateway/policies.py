@@ -34,7 +34,7 @@ class PolicyVersions:
                     log.warning("a policy record cannot be read: %s", error)
 
     def record_version(self, record: PolicyRecord) -> None:
-        """Record a version. Older ones keep neither `earlier` nor `token_probe`: of thousands that is much memory."""
+        """Record a version; of older ones nothing is kept that only the newest is needed for, as its probe."""
         *older, newest = sorted([*self._records, record], key=lambda other: other.written_ns)
         older = [msgspec.structs.replace(one, earlier=None, token_probe=None) for one in older]
         self._records = [*older, newest][-_MAX_POLICY_VERSIONS:]
