@@ -168,7 +168,7 @@ class Governor:
             self._halted[env] = reason
 
     def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
-        """Record the streams' usage as of `now_s`, and the run's share; None: all that is left."""
+        """Record the streams' usage as of `now_s`."""
         self.budget.update(now_s, streams)
 
     def record_contact(self, now_s: float) -> None:

@@ -31,7 +31,10 @@ _POLL_S = 0.05
 
 
 async def read_promotions(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
-    """Return the promotions, and the last sequence on their subject, which the next `write` must expect."""
+    """Return the promotions, and the last sequence on their subject.
+
+    The next `write_promotions` must expect that sequence.
+    """
     subject = subjects.promotion(run, revision)
     found, _, last = await read_last_event(bus, ROLLOUTS, subject, Promotions, lambda one: one.run == run)
     return (found.promotions if found else []), last
@@ -86,11 +89,9 @@ class ActivePromotion:
         return active_promotion(self._promotions, seq)
 
     async def giving_up_promotion(self, seq: int) -> Promotion | None:
-        """Return the promotion that gives up the rollout at `seq`, by the current list.
+        """Return the promotion that gives up the rollout at `seq`, by the current list; None: it waits.
 
-        The raters of this rollout are unavailable.
-
-        Raises `InfrastructureError` as `promotion_at`.
+        For a rollout with raters that are unavailable. Raises `InfrastructureError` as `promotion_at`.
         """
         await self._look_again()
         return giving_up_promotion(self._promotions, seq)

@@ -354,13 +354,13 @@ class GarbageCollector:
         bus, run, found = self._bus, self._settings.run, list[OfflineTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.offline_trainer(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
-            past, _, _ = await read_last_event(bus, LEDGER, subject, OfflineTrainerRecord, lambda one: one.run == run)
+            record, _, _ = await read_last_event(bus, LEDGER, subject, OfflineTrainerRecord, lambda one: one.run == run)
             reports = subjects.state(run, "trainer", subjects.LIVE, name)
             report, _, _ = await read_last_event(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
-            if past is not None:
+            if record is not None:
                 trained = report.next_batch if report else 0
-                works = any(hold.about == f"train {name} on {past.revision}" for hold in holds)
-                found.append(OfflineTrainer(name, past.revision, trained, past.batches, 0, 0, works))
+                works = any(hold.about == f"train {name} on {record.revision}" for hold in holds)
+                found.append(OfflineTrainer(name, record.revision, trained, record.batches, 0, 0, works))
         return found
 
     async def _measured(self, trainer: OfflineTrainer) -> OfflineTrainer:

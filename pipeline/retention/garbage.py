@@ -15,9 +15,11 @@ from lachesis.schemas import subjects
 from lachesis.schemas.subjects import EVENTS, LEDGER
 
 __all__ = [
+    "SUBJECT_WRITER",
     "GcDecider",
     "GcDecision",
     "HeldBack",
+    "OfflineTrainer",
     "StoredHeader",
     "StoredRevision",
     "collectable",
@@ -25,8 +27,8 @@ __all__ = [
     "old_revisions",
 ]
 
-NO_WRITER = "its writer, to start from"
-"""Holder of the last message of every subject."""
+SUBJECT_WRITER = "its writer, to start from"
+"""Holder of the last message of each subject, as shown to people."""
 
 
 class StoredHeader(NamedTuple):
@@ -121,7 +123,7 @@ class GcDecider:
         if claim is not None and header.seq >= claim.needs:
             _hold(decision, claim.holder, header)
         elif header.seq >= self._lasts.get(header.subject, 0):
-            _hold(decision, NO_WRITER, header)
+            _hold(decision, SUBJECT_WRITER, header)
         else:
             decision.before[header.subject] = header.seq + 1
             decision.messages += 1
@@ -130,7 +132,9 @@ class GcDecider:
 
     def _claim(self, subject: str) -> RetentionClaim | None:
         if subject not in self._lowest:
-            self._lowest[subject] = next(iter(retention_floor.on(self._claims, self.decision.stream, subject)), None)
+            self._lowest[subject] = next(
+                iter(retention_floor.claims_on(self._claims, self.decision.stream, subject)), None
+            )
         return self._lowest[subject]
 
 

@@ -24,7 +24,7 @@ claims:
       batcher            may still batch a group that has no outcome yet, so its logprobs stay
 
 Checkpoints, snapshots and cursors only move forward, so a claim that was read a while ago is at worst too low. Any
-other reader of history, for example a replay, registers a hold, which claims whole streams (`retention`).
+other reader of history, for example a replay, registers a hold, which claims whole streams (`holds`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,9 +42,9 @@ __all__ = [
     "StageProgress",
     "UntrainedReferences",
     "claims",
+    "claims_on",
     "hold_claims",
     "lowest_seqs",
-    "on",
     "trimmable",
 ]
 
@@ -134,7 +134,7 @@ def claims(facts: RetentionInputs, run: str, revision: str, environments: Iterab
             found.append(RetentionClaim(EVENTS, reward, learner.cursors.get(EVENTS, 1), f"curriculum of {env}"))
         alert = subjects.event("alert", run, revision, env)
         if facts.monitors is None:
-            found.append(RetentionClaim(EVENTS, alert, 1, "nobody, and it is little"))
+            found.append(RetentionClaim(EVENTS, alert, 1, "the log of alerts, which is kept whole"))
         else:
             monitor, name = facts.monitors.get(env, StageProgress()), f"health service, for {env}"
             judged = monitor.cursors.get(EVENTS, 1)
@@ -161,7 +161,7 @@ def hold_claims(holds: Mapping[str, Hold]) -> list[RetentionClaim]:
     ]
 
 
-def on(claimed: Iterable[RetentionClaim], stream: str, subject: str) -> list[RetentionClaim]:
+def claims_on(claimed: Iterable[RetentionClaim], stream: str, subject: str) -> list[RetentionClaim]:
     """Return the claims on `subject`, the lowest first: nothing at or above the lowest may be deleted."""
     found = (claim for claim in claimed if claim.stream == stream and claim.subject in (subject, ">"))
     return sorted(found, key=lambda claim: claim.needs)

@@ -73,7 +73,7 @@ class HistoryTrimmer:
                 self._service.set_problem("trimming", f"history was not trimmed: {error}")
             except SchemaError as error:
                 self._service.set_problem(
-                    "trimming", f"nothing is trimmed: what says how far it may be is broken: {error}"
+                    "trimming", f"nothing is trimmed: a record that limits it cannot be read: {error}"
                 )
             await anyio.sleep(_PERIOD_S)
 
@@ -207,7 +207,9 @@ class HistoryTrimmer:
         def update(old: Retention) -> Retention:
             new = self._lapsed(old, now_ns)
             held = [*claimed, *retention_floor.hold_claims(new.holds)]
-            before.update({subject: min(cut, retention_floor.on(held, stream, subject)[0].needs) for subject in names})
+            before.update(
+                {subject: min(cut, retention_floor.claims_on(held, stream, subject)[0].needs) for subject in names}
+            )
             reached = max(new.trimmed.get(stream, 1), *before.values())
             return new.replace(trimmed={**new.trimmed, stream: reached})
 
@@ -277,7 +279,7 @@ class HistoryTrimmer:
         usage, first = await self._bus.usage(stream), None
         holders: dict[str, str] = {}
         for needs, name in sorted(
-            (retention_floor.on(claimed, stream, name)[0].needs, name) for name in self._names(stream)
+            (retention_floor.claims_on(claimed, stream, name)[0].needs, name) for name in self._names(stream)
         ):
             held = await self._first(stream, [name], needs) if needs <= usage.last else None
             if held is None:
@@ -285,7 +287,7 @@ class HistoryTrimmer:
             first = first or held
             # readers in the way: those that need any of the missing bytes, as if bytes were spread evenly
             enough = first.seq + (usage.last + 1 - first.seq) * missing // max(usage.bytes, 1)
-            for claim in retention_floor.on(claimed, stream, name):
+            for claim in retention_floor.claims_on(claimed, stream, name):
                 if claim.needs <= max(held.seq, enough):
                     holders.setdefault(claim.holder, f"{claim.holder} ({name} from {max(claim.needs, held.seq)} on)")
         if first is None and self._budget.is_mostly_promised(stream):

@@ -197,10 +197,10 @@ class EnvironmentScorer:
 
     def _succeeded(self, scores: EnsembleScores) -> list[bool | None]:
         """Return by sample whether it succeeded, None where the rating that determines it is missing."""
-        told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
-        if told is None:
+        values = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
+        if values is None:
             return [None] * len(scores.scores)
-        return [None if value is None else value >= self._success_threshold for value in told]
+        return [None if value is None else value >= self._success_threshold for value in values]
 
     def _success(self, scores: EnsembleScores) -> float | None:
         """Return the share of successes among the samples with a known result; None without any."""

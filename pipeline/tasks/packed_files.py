@@ -37,7 +37,7 @@ _OTHERS = (
 
 
 def ending_of(path: Path) -> str:
-    """Return the ending of a file's name that says what it holds: of a packed file, the one before the packing's."""
+    """Return the ending of a file's name that says what it holds, without that of its packing."""
     return (path.with_suffix("") if path.suffix.lower() in PACKINGS else path).suffix.lower()
 
 

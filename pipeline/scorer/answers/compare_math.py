@@ -13,7 +13,8 @@ from lachesis.pipeline.scorer.answers.compare_notation import of_one_kind, same_
 from lachesis.pipeline.scorer.answers.compare_words import are_all_reals, same_choice, same_time, same_words
 from lachesis.pipeline.scorer.answers.last_box import boxed, has_box
 from lachesis.pipeline.scorer.answers.latex import plain, unwrapped
-from lachesis.pipeline.scorer.answers.number_of_short_answer import Number, read_number
+from lachesis.pipeline.scorer.answers.number_of_short_answer import read_number
+from lachesis.pipeline.scorer.answers.numbers_in_digits import Number
 
 __all__ = ["equal", "equal_or_unsure", "is_equation_of_numbers", "reference_answer"]
 

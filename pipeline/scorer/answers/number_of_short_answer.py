@@ -22,7 +22,7 @@ from lachesis.pipeline.scorer.answers.number_surroundings import (
 from lachesis.pipeline.scorer.answers.numbers_in_digits import Number, NumberToken, number_tokens
 from lachesis.pipeline.scorer.answers.numbers_in_words import spelled_out
 
-__all__ = ["Number", "read_number"]
+__all__ = ["read_number"]
 
 _MAX_ANSWER_CHARS = 2048
 

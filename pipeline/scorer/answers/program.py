@@ -185,7 +185,7 @@ def _strength(candidate: _Candidate) -> int:
 
 def _is_stub(node: ast.AST) -> bool:
     """Return whether a definition has no body, as in the signature that an answer quotes."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    if not isinstance(node, _DEFINITIONS):
         return False
     if isinstance(node, ast.ClassDef) and node.bases:
         return False
@@ -219,9 +219,7 @@ def _is_foreign(module: str) -> bool:
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    return {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
+    return {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
 
 
 def _candidate(block: CodeBlock) -> _Candidate:

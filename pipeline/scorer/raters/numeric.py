@@ -12,11 +12,12 @@ from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicte
 from lachesis.pipeline.scorer.answers.given_and_reference import any_of, check_pattern, given
 from lachesis.pipeline.scorer.answers.marked_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in
-from lachesis.pipeline.scorer.answers.number_of_short_answer import Number, read_number
+from lachesis.pipeline.scorer.answers.number_of_short_answer import read_number
+from lachesis.pipeline.scorer.answers.numbers_in_digits import Number
 from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.pipeline.tasks.thoughts import answer_part
 
-__all__ = ["last_number", "numeric"]
+__all__ = ["numeric"]
 
 _CLAUSE_END = re.compile(
     r"[,;]\s|\s\(|\s[-–—]\s"
@@ -89,13 +90,6 @@ def _compared(expected: Number | None, answer: Number | None, rel_tol: float, ab
     if same([answer.value]):
         return None if answer.bound else 1.0
     return None if same(answer.others) else 0.0
-
-
-def last_number(text: str) -> float | None:
-    """Return the last number in `text`; None without one, and where it is a part of an expression."""
-    number = last_number_in(text)
-    value = None if number is None or number.bound else _float(number.value)
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _reference_number(text: str) -> Number | None:

@@ -463,12 +463,12 @@ class Usage:
         `most` where the kernel does not say.
         """
         try:
-            told = read_at(self.proc, f"{pid}/smaps_rollup").splitlines()
+            sizes = read_at(self.proc, f"{pid}/smaps_rollup").splitlines()
         except PermissionError:
             return most
         except OSError:  # it has ended
             return 0
-        return next((int(line.split()[1]) << 10 for line in told if line.startswith("Pss:")), most)
+        return next((int(line.split()[1]) << 10 for line in sizes if line.startswith("Pss:")), most)
 
 
 def read_at(folder: int, path: str) -> str:

@@ -226,16 +226,16 @@ async def _end(process: anyio.abc.Process) -> tuple[str, float | None]:
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         await process.stdin.send(b"\0")
     await process.stdin.aclose()
-    told = b"".join([part async for part in process.stderr])
+    errors = b"".join([part async for part in process.stderr])
     code = await process.wait()
     await process.aclose()
-    reason, used_s = _reason(told)
+    reason, used_s = _reason(errors)
     return reason or (f"its launcher was killed by signal {-code}" if code < 0 else ""), used_s
 
 
-def _reason(told: bytes) -> tuple[str, float | None]:
+def _reason(errors: bytes) -> tuple[str, float | None]:
     """Return what a launcher could not set up, if anything, and the seconds of processor time of its program."""
-    reason, marked, used_s = told.decode(errors="replace").partition(_USED)
+    reason, marked, used_s = errors.decode(errors="replace").partition(_USED)
     return reason.strip(), float(used_s) if marked else None
 
 

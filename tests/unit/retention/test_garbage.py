@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.retention.garbage import (
-    NO_WRITER,
+    SUBJECT_WRITER,
     GcDecider,
     GcDecision,
     StoredHeader,
@@ -107,7 +107,7 @@ def test_who_keeps_it_is_said() -> None:
     assert (decision.before, decision.messages) == ({SUBJECTS[0]: 4}, 3)
     (holder,) = decision.held
     assert (holder, decision.held[holder].messages, decision.held[holder].first) == ("export (of live)", 2, 4)
-    assert list(decided(headers, [], born_before_ns=9, excess=0).held) == [NO_WRITER]
+    assert list(decided(headers, [], born_before_ns=9, excess=0).held) == [SUBJECT_WRITER]
 
 
 def test_revisions_go_whole_the_oldest_first_and_never_one_that_is_written() -> None:

@@ -246,7 +246,7 @@ class World:
             kept = [
                 (seq, subject, what)
                 for seq, subject, what in messages
-                if seq >= retention_floor.on(claims, stream, subject)[0].needs or seq == lasts[subject]
+                if seq >= retention_floor.claims_on(claims, stream, subject)[0].needs or seq == lasts[subject]
             ]
             gone += len(messages) - len(kept)
             self.streams[stream] = kept
@@ -305,7 +305,7 @@ def test_a_hold_claims_its_streams_and_an_unknown_reader_everything() -> None:
     nothing_known = retention_floor.claims(RetentionInputs(acknowledged={"scorer": 0}), "r", "live", ENVS)
     for stream in (ROLLOUTS, EVENTS, TEACHER):
         for subject in retention_floor.trimmable(stream, "r", "live", ENVS):
-            assert retention_floor.on([*nothing_known, *held], stream, subject)[0].needs <= 1
+            assert retention_floor.claims_on([*nothing_known, *held], stream, subject)[0].needs <= 1
     assert retention_floor.trimmable(subjects.LEDGER, "r", "live", ENVS) == []
 
 
@@ -325,10 +325,10 @@ def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind
     for subject in retention_floor.trimmable(
         EVENTS, "r", "live", ["a"]
     ):  # each has a claim, or the trimmer could not tell
-        assert retention_floor.on(without, EVENTS, subject)
+        assert retention_floor.claims_on(without, EVENTS, subject)
 
 
 def test_alerts_that_the_webhook_has_not_taken_stay() -> None:
     facts = RetentionInputs(monitors={"a": StageProgress({EVENTS: 50}, 40)}, webhook=20)
     claimed = retention_floor.claims(facts, "r", "live", ["a"])
-    assert retention_floor.on(claimed, EVENTS, "rl.alert.r.live.a")[0].needs == 21
+    assert retention_floor.claims_on(claimed, EVENTS, "rl.alert.r.live.a")[0].needs == 21

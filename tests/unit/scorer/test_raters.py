@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
+from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import load_member
 from lachesis.pipeline.scorer.rater import Sample
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.scorer.raters.json_valid import json_valid
-from lachesis.pipeline.scorer.raters.numeric import last_number
 from lachesis.pipeline.scorer.raters.similarity import levenshtein
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -143,7 +143,8 @@ def test_repetition_needs_an_n():
      ("1e9999", None), ("", None), ("9" * 5000, None), ("4 / 8 apples", 0.5)],
 )  # fmt: skip
 def test_last_number(text, value):
-    assert last_number(text) == value
+    number = last_number_in(text)
+    assert (None if number is None else number.value) == value
 
 
 def test_numeric():

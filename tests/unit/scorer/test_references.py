@@ -21,8 +21,8 @@ from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError
 
 REFUSED: list[Any] = [
-    [["17", "18"]], ["17", ""], [], {"value": 18}, b"18", True, False, math.nan, math.inf, "nan", "NaN", "",
-    "  ", "\u200e",
+    [["17", "18"]], ["17", ""], [], {"value": 18}, b"18", True, False, math.nan, math.inf, "nan", "NaN", "", "  ",
+    "\u200e",
 ]  # fmt: skip
 
 
