@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from lachesis.pipeline.model import digest
 from lachesis.pipeline.model.digest import (
     DIGEST_LENGTH,
     Bytes,
     Piece,
+    digest_in_order,
     label,
     on_threads,
     pieces_of,
@@ -32,7 +32,6 @@ __all__ = [
     "bytes_of",
     "check_coverage",
     "check_forms",
-    "digest_in_order",
     "form_text",
     "has_adapters",
     "is_wide",
@@ -45,6 +44,7 @@ __all__ = [
     "tensor_form",
     "vocabulary_of",
     "weights_digest",
+    "weights_digest_in_order",
     "widened",
 ]
 
@@ -145,12 +145,12 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the digest over the name, dtype, shape and bytes of each tensor; see `digest`."""
-    return digest_in_order(sorted(tensors.items()))
+    return weights_digest_in_order(sorted(tensors.items()))
 
 
-def digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def weights_digest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return the `weights_digest` of tensors that come one after the other, in the order of their names."""
-    return digest.digest_in_order(
+    return digest_in_order(
         ((name, label(name, str(one.dtype), tuple(one.shape)), bytes_of(one)) for name, one in tensors)
     ).whole
 

@@ -30,20 +30,14 @@ from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_version
 from lachesis.pipeline.trainer.adapters import adapter_tensors, load_checkpointed_model, save_adapters
-from lachesis.pipeline.trainer.checkpoint_folder import read_checkpoint, write_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import read_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import optimizer_state
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointContent",
-    "checkpoint_bytes",
-    "load_checkpoint",
-    "save_checkpoint",
-]
+__all__ = ["Checkpoint", "CheckpointContent", "load_checkpoint"]
 
 RANDOM_STATE = "random_state"
 
@@ -100,25 +94,6 @@ class CheckpointContent:
         save_policy(self.policy, folder, self.weights)
         save_adapters(self.policy.model, folder, self.adapters)
         save_file(dict(self.optimizer), folder / "optimizer.safetensors")
-
-
-def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
-    """Return the bytes of a checkpoint's tensors: nearly all of it."""
-    return CheckpointContent.of(policy, learner).nbytes
-
-
-def save_checkpoint(
-    folder: str | Path, policy: PolicyModel, learner: Learner, *, lineage: str, keep: int = 3, **state: Any
-) -> TrainerState:
-    """Write a checkpoint of `learner`, whose model is the policy's, and make it the latest.
-
-    `state`: the other fields of the `TrainerState`, which is returned.
-    """
-    content = CheckpointContent.of(policy, learner)
-    version = policy_version(content.step, lineage, content.weights)
-    recorded = TrainerState(step=content.step, lineage=lineage, policy_version=str(version), **state)
-    write_checkpoint(Path(folder), recorded, content.write, keep=keep)
-    return recorded
 
 
 def load_checkpoint(

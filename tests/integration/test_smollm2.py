@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from contract.inference_servers import KEY, reference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,7 +20,7 @@ from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer.adapters import load_trainable_model
-from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack

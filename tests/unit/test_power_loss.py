@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from power import Disk
 from safetensors.torch import load_file
 
@@ -13,7 +14,6 @@ from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_version
 from lachesis.pipeline.model.weight_files import weights_path, write_weights
 from lachesis.pipeline.offline.archive.files import whole_file
-from lachesis.pipeline.trainer.checkpoint import save_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 

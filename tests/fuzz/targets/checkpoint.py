@@ -11,6 +11,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from checkpoints import save_checkpoint
 from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
@@ -20,7 +21,7 @@ from lachesis.pipeline.ledger.checksums import SUMS, write_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights
-from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import DataError

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
+from checkpoints import save_checkpoint
 
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
 from lachesis.pipeline.common.fsync import replace_file
@@ -19,7 +20,7 @@ from lachesis.pipeline.ledger.checksums import verify_sums
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_weights
-from lachesis.pipeline.trainer.checkpoint import checkpoint_bytes, load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpoint
 from lachesis.pipeline.trainer.checkpoint_folder import only_writer
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
@@ -52,7 +53,8 @@ async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(s
     save()
     before = files(folder)
     learner.steps = 1
-    for room in (0, 20_000, checkpoint_bytes(policy, learner) + 4096):  # fails sooner and later, down to the last file
+    whole = CheckpointContent.of(policy, learner).nbytes
+    for room in (0, 20_000, whole + 4096):  # fails sooner and later, down to the last file
         disk.fill(leave=room)
         with pytest.raises(Exception, match=r"No space left|os error 28") as caught:
             save()
@@ -60,9 +62,9 @@ async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(s
         assert files(folder) == before
         assert load_checkpoint(latest_checkpoint(folder), LearnerConfig()).state.step == 0
         disk.free()
-    disk.fill(leave=2 * checkpoint_bytes(policy, learner) - 1)  # enough, but nothing for others
+    disk.fill(leave=2 * whole - 1)  # enough, but nothing for others
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(write_when_room, folder, save, needed_bytes=checkpoint_bytes(policy, learner)))
+        tasks.start_soon(partial(write_when_room, folder, save, needed_bytes=whole))
         await waiting()
         assert str(folder) in str(SHORTAGES.longest_wait_text)
         assert files(folder) == before

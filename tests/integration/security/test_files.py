@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoints import save_checkpoint
 from fuzz.oracle import limited
 from integration.archive.world import a_group
 
@@ -46,7 +47,7 @@ from lachesis.pipeline.offline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.offline.archive.parquet import ParquetWriter
 from lachesis.pipeline.offline.archive.reader import check_kind, read_groups
 from lachesis.pipeline.tasks.rows import read_file
-from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.tracking import METRICS_FILE, Tracking

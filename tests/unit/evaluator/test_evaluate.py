@@ -59,6 +59,15 @@ async def test_threshold_and_score_of_the_callers_choice() -> None:
     assert (low.avg_at_k, high.avg_at_k, low.greedy) == (1.0, 0.0, None)
 
 
+async def test_scores_whose_sum_is_no_number_have_a_mean() -> None:
+    async def largest(task: Task, session: Session) -> float:
+        return 1.7e308
+
+    env = load_environment(SUMS, {"largest": 9})
+    result = await evaluate(env, FakeInference(lambda *_: "x"), k=4, items=[1], score=largest, greedy=False)
+    assert (result.mean_score, result.avg_at_k) == (1.7e308, 1.0)
+
+
 async def test_a_missing_score_is_not_a_failure_of_the_model() -> None:
     scores: list[float | None] = [1.0, None, 0.0, None, 0.0, 0.0]
 

@@ -5,6 +5,7 @@ from math import sqrt
 
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from msgspec import convert
 from transformers import AutoModelForCausalLM, GPT2Config, GraniteMoeConfig, LlamaConfig, Qwen3MoeConfig
 
@@ -17,7 +18,7 @@ from lachesis.pipeline.model.policy import ModelSetup, load_model, save_policy
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors, weights_digest
 from lachesis.pipeline.model.tokenizer import save_tokenizer
 from lachesis.pipeline.trainer.adapters import ADAPTER, load_trainable_model, with_adapters
-from lachesis.pipeline.trainer.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import ConfigError

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.pipeline.errors import CheckpointError
@@ -16,7 +17,7 @@ from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer import checkpoint as module
 from lachesis.pipeline.trainer import checkpoint_folder
-from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpoint, save_checkpoint
+from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import gather_optimizer

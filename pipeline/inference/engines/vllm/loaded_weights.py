@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from lachesis.pipeline.inference.protocol import LoadedWeights
-from lachesis.pipeline.model.tensors import digest_in_order, rounded
+from lachesis.pipeline.model.tensors import rounded, weights_digest_in_order
 
 __all__ = ["digest_as_held", "loaded_weights"]
 
@@ -32,9 +32,9 @@ def loaded_weights(
         return LoadedWeights(unknown=unknown)
     widened = ((name, tensor.detach().cpu().to(expected[name].dtype)) for name, tensor in sorted(held.items()))
     if as_held is not None:
-        return LoadedWeights(digest=digest_in_order(widened), rounded=as_held)
+        return LoadedWeights(digest=weights_digest_in_order(widened), rounded=as_held)
     as_sent = ((name, rounded({name: one}, dtype)[name]) for name, one in widened)
-    return LoadedWeights(digest=digest_in_order(as_sent))
+    return LoadedWeights(digest=weights_digest_in_order(as_sent))
 
 
 def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor], dtype: str) -> str | None:
@@ -47,7 +47,7 @@ def digest_as_held(model: torch.nn.Module, delivered: Mapping[str, torch.Tensor]
     harmless = {torch.bfloat16} if dtype == "bfloat16" else set()
     if all(held.get(name, tensor.dtype) in {tensor.dtype, *harmless} for name, tensor in delivered.items()):
         return None
-    return digest_in_order(
+    return weights_digest_in_order(
         ((name, tensor.to(held.get(name, tensor.dtype)).to(tensor.dtype)) for name, tensor in sorted(delivered.items()))
     )
 
