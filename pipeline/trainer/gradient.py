@@ -21,8 +21,8 @@ class BatchGradient(NamedTuple):
     loss: float
     norm: float
     sums: LossSums
-    distances: list[list[float]]
-    """Of each row of this rank's batch: see `distance_sums`."""
+    mismatches: list[list[float]]
+    """Of each row of this rank's batch: see `mismatch_sums`."""
     probe: StepProbe | None
     padding: float
     shared: float
@@ -37,10 +37,10 @@ class BatchGradient(NamedTuple):
 
 class BatchPasses(NamedTuple):
     """The results of a batch's forward and backward passes, on its device: the loss (float64), `LossSums` in a row,
-    `distance_sums` of each row, and the logprobs [B,T] before the step; `padded` tokens were computed."""
+    `mismatch_sums` of each row, and the logprobs [B,T] before the step; `padded` tokens were computed."""
 
     loss: torch.Tensor
     totals: torch.Tensor
-    distances_BS: torch.Tensor
+    mismatches_BS: torch.Tensor
     before_BT: torch.Tensor
     padded: int

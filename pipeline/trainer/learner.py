@@ -24,12 +24,10 @@ from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.trainer.compile_watch import CompileWatch
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.distance_by_env import summed_by
 from lachesis.pipeline.trainer.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.trainer.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.trainer.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.trainer.layers import compile_layers, decoder_layers, recompute_layers
-from lachesis.pipeline.trainer.logprob_distance import DISTANCE_SUMS, distance_sums
 from lachesis.pipeline.trainer.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.trainer.memory import (
     RandomState,
@@ -40,6 +38,8 @@ from lachesis.pipeline.trainer.memory import (
     release_memory,
     shortage_of,
 )
+from lachesis.pipeline.trainer.mismatch_by_env import summed_by
+from lachesis.pipeline.trainer.mismatch_sums import MISMATCH_SUMS, mismatch_sums
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
 from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, choose_trees, in_float32
@@ -282,8 +282,8 @@ class Learner:
         norm = whole(torch.nn.utils.clip_grad_norm_(trained, self.config.grad_clip))
         # the one time that the processor waits for the device
         summed = torch.stack([norm.double(), passes.loss, *passes.totals])
-        grad_norm, loss, *totals = torch.cat([summed, passes.distances_BS.flatten()]).tolist()
-        totals, distances = totals[: len(passes.totals)], totals[len(passes.totals) :]
+        grad_norm, loss, *totals = torch.cat([summed, passes.mismatches_BS.flatten()]).tolist()
+        totals, mismatches = totals[: len(passes.totals)], totals[len(passes.totals) :]
         counted = (loss, passes.padded, batch.sequences, int(batch.lengths_B.sum()), batch.trainable_tokens)
         loss, computed, sequences, tokens, trainable, *sums = self.ranks.sum([*counted, *totals])
         probe = None
@@ -294,7 +294,7 @@ class Learner:
             loss,
             grad_norm,
             LossSums(*(torch.tensor(value, dtype=torch.float64) for value in sums)),
-            [distances[first : first + DISTANCE_SUMS] for first in range(0, len(distances), DISTANCE_SUMS)],
+            [mismatches[first : first + MISMATCH_SUMS] for first in range(0, len(mismatches), MISMATCH_SUMS)],
             probe,
             max(0.0, 1 - tokens / computed),
             max(0.0, 1 - computed / tokens),
@@ -335,7 +335,7 @@ class Learner:
             form = self._form()
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
-            distances_BS = torch.zeros(batch.sequences, DISTANCE_SUMS, dtype=torch.float64, device=self.device)
+            mismatches_BS = torch.zeros(batch.sequences, MISMATCH_SUMS, dtype=torch.float64, device=self.device)
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
@@ -346,10 +346,10 @@ class Learner:
                 if len(rows_b):
                     on_device_b = move_tensor(rows_b, self.device)
                     before_BT[on_device_b, :width] = logprobs_BT
-                    distances_BS[on_device_b] = distance_sums(logprobs_BT, micro)
+                    mismatches_BS[on_device_b] = mismatch_sums(logprobs_BT, micro)
                 loss += output.loss.detach()
                 totals += torch.stack(output.sums)
-            return BatchPasses(loss, totals, distances_BS, before_BT, padded), None
+            return BatchPasses(loss, totals, mismatches_BS, before_BT, padded), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -434,6 +434,6 @@ class Learner:
             microbatch_tokens=self.fit.tokens,
             packed=self._packs(),
             memory=describe_fit(self.fit, self.config.recompute_layers),
-            distances=summed_by(batch.group_ids, gradient.distances),
+            mismatches=summed_by(batch.group_ids, gradient.mismatches),
             **metrics,
         )

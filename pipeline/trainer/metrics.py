@@ -15,7 +15,7 @@ import numpy as np
 
 from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.ledger.offline_start import OfflineStart
-from lachesis.pipeline.trainer.distance_by_env import env_figures
+from lachesis.pipeline.trainer.mismatch_by_env import env_figures
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, durations
 from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 
@@ -111,7 +111,7 @@ class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):
     advantages: float
     """Mean advantage."""
     squares: float
-    """Sum of the squared distances from that mean."""
+    """Sum of the squared mismatches from that mean."""
 
     def figures(self) -> dict[str, float]:
         """Return them under the names by which they are logged."""

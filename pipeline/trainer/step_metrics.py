@@ -47,7 +47,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Most padded tokens that a micro-batch had: the setting, or less where that did not fit into memory."""
     packed: bool
     """Whether the rows of a micro-batch were computed in one, without padding."""
-    distances: dict[str, list[float]]
-    """By group of this rank's share, how far its logprobs are from the rollout's: see `distance_sums`."""
+    mismatches: dict[str, list[float]]
+    """By group of this rank's share, how far its logprobs are from the rollout's: see `mismatch_sums`."""
     memory: str | None
     """What to say of a step that is divided because memory ran out, else None."""

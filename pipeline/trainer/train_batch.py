@@ -15,10 +15,10 @@ import msgspec
 
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.model.device import Determinism, take_repeatably
-from lachesis.pipeline.trainer.distance_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.feed import LedgerBatch
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.metrics import TokenFigures, token_figures
+from lachesis.pipeline.trainer.mismatch_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.ranks.gather import gather_weights
 from lachesis.pipeline.trainer.sequences import TrainableBatch, select_trainable
@@ -53,7 +53,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's figures of its tokens; `envs`: by environment, see `distance_sums`. NaN travels as null."""
+    """One rank's figures of its tokens; `envs`: by environment, see `mismatch_sums`. NaN travels as null."""
 
     tokens: TokenFigures
     envs: Mapping[str, Sequence[float | None]]
@@ -86,7 +86,7 @@ def train_batch(
         step = partial(train_soundly, learner, selected, pad_id)
         selected, metrics, packed = take_repeatably(step, repeatable, log.warning)
         env_of = {ref.group: ref.env for ref in selected.refs}
-        own_envs = summed_by((env_of[group] for group in metrics.distances), metrics.distances.values())
+        own_envs = summed_by((env_of[group] for group in metrics.mismatches), metrics.mismatches.values())
         gathered = learner.ranks.gather(msgspec.json.encode(_Figures(tokens=token_figures(packed), envs=own_envs)))
         gather_weights(learner)
     figures = [msgspec.json.decode(each, type=_Figures) for each in gathered]

@@ -10,8 +10,8 @@ from pathlib import Path
 from lachesis.pipeline.ledger.checkpoint_state import TrainerState
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.config import TrainingConfig
-from lachesis.pipeline.trainer.distance_by_env import bounded_mismatches
 from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.mismatch_by_env import bounded_mismatches
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.train_loop import publish_with_retries
 from lachesis.schemas.ledger import GroupDrops, Mismatch, StepTimes, VoidBatch

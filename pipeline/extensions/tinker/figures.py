@@ -13,8 +13,8 @@ import numpy as np
 import tinker
 from numpy.typing import NDArray
 
-from lachesis.pipeline.trainer.distance_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.metrics import TokenFigures
+from lachesis.pipeline.trainer.mismatch_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.ledger import Mismatch
@@ -82,7 +82,7 @@ def mismatch_of(
     for env, log_w in zip(envs, _log_ratios(sequences, forward), strict=True):
         if log_w is not None:
             names.append(env)
-            sums.append(_distance_sums(log_w))
+            sums.append(_mismatch_sums(log_w))
     total = mismatch_by_env([summed_by([""] * len(sums), sums)]).get("")
     if total is None:
         return Mismatch(k1=None, k3=None, ratio=None, ess=None)
@@ -120,7 +120,7 @@ def _advantages(sequence: TrainingSequence) -> NDArray[np.float64]:
     return whole[sequence.loss_mask]
 
 
-def _distance_sums(log_w: NDArray[np.float64]) -> list[float]:
+def _mismatch_sums(log_w: NDArray[np.float64]) -> list[float]:
     with np.errstate(over="ignore", invalid="ignore"):
         w = np.exp(log_w)
         sums = (-log_w.sum(), (w - 1 - log_w).sum(), w.sum(), (w**2).sum())

@@ -10,13 +10,13 @@ import torch
 from lachesis.pipeline.trainer.loss import LOG_RATIO_LIMIT
 from lachesis.pipeline.trainer.packed_batch import PackedBatch
 
-__all__ = ["DISTANCE_SUMS", "distance_sums"]
+__all__ = ["MISMATCH_SUMS", "mismatch_sums"]
 
-DISTANCE_SUMS = 5
+MISMATCH_SUMS = 5
 """Sums of each row."""
 
 
-def distance_sums(logprobs_BT: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+def mismatch_sums(logprobs_BT: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """Return the sums of each row over its trainable tokens, float64 [B,5].
 
     They are the number of tokens and, with w = p_train / p_rollout, the sums of -ln w, w - 1 - ln w, w and w^2.

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.distance_by_env import (
+from lachesis.pipeline.trainer.learner import Learner
+from lachesis.pipeline.trainer.mismatch_by_env import (
     MAX_MISMATCH_BYTES,
     bounded_mismatches,
     env_figures,
     mismatch_by_env,
     summed_by,
 )
-from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.ledger import EnvMismatch, Mismatch
 
 
@@ -37,7 +37,7 @@ def test_wrong_logprobs_of_some_rows_are_seen_there_alone_and_the_parts_make_the
     learner = Learner(policy.model, msgspec.convert(settings, LearnerConfig))
     given = wrong_in(batch(policy, 0), [1, 4], -2.0)
     step = learner.step(given)
-    found = mismatch_by_env([step.distances])
+    found = mismatch_by_env([step.mismatches])
     assert set(found) == {"right", "wrong"}
     assert found["right"].k3 < 1e-6
     assert found["right"].ratio == pytest.approx(1, abs=1e-4)
@@ -45,11 +45,11 @@ def test_wrong_logprobs_of_some_rows_are_seen_there_alone_and_the_parts_make_the
     assert found["wrong"].k3 == pytest.approx(math.exp(2) - 3, rel=1e-3)
     assert found["wrong"].ratio == pytest.approx(math.exp(2), rel=1e-3)
     assert found["wrong"].ess == pytest.approx(1, abs=1e-4)
-    whole = mismatch_by_env([summed_by(["all"] * 2, step.distances.values())])["all"]
+    whole = mismatch_by_env([summed_by(["all"] * 2, step.mismatches.values())])["all"]
     assert whole.k1 == pytest.approx(step.kl_k1)
     assert whole.k3 == pytest.approx(step.kl)
     assert whole.ess == pytest.approx(step.effective_sample_size)
-    assert sum(sums[0] for sums in step.distances.values()) == step.trainable_tokens
+    assert sum(sums[0] for sums in step.mismatches.values()) == step.trainable_tokens
 
 
 def test_ranks_add_up_and_what_is_not_a_number_is_missing():
