@@ -157,9 +157,9 @@ def _lists(pa: Any, values: Sequence[Any], kind: str) -> Any:
 
 
 def arrow_schema() -> Any:
-    """Return the schema of all columns, as pyarrow has it. A reader of JSON lines needs it where columns are null.
+    """Return the schema of all columns, as pyarrow has it.
 
-    Raises `StartupError` where pyarrow is not installed.
+    A reader of JSON lines needs it where columns are null. Raises `StartupError` where pyarrow is not installed.
     """
     pa = load_pyarrow()
     text, int32, int64, real = pa.string(), pa.int32(), pa.int64(), pa.float64()
