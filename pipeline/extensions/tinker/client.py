@@ -23,7 +23,7 @@ from lachesis.pipeline.extensions.tinker.key import KEY_VARIABLE, read_key
 from lachesis.pipeline.trainer.backend import BatchRefusedError
 from lachesis.schemas.errors import LachesisError
 
-__all__ = ["TinkerClient", "TinkerTrainer", "open_client", "own_errors", "trainable_models"]
+__all__ = ["TinkerClient", "TinkerTrainer", "is_refusal", "open_client", "own_errors", "trainable_models"]
 
 T = TypeVar("T")
 _FAREWELL_S = 5.0
@@ -133,7 +133,7 @@ class TinkerTrainer:
             try:
                 trained = await forward
             except (tinker.RequestFailedError, tinker.APIStatusError) as error:
-                if _is_refusal(error):
+                if is_refusal(error):
                     raise BatchRefusedError(f"Tinker refused the batch: {error}") from error
                 raise
             return trained, await optimizer
@@ -149,7 +149,8 @@ class TinkerTrainer:
         return str((await _call(f"save {name} for samplers", save)).path)
 
 
-def _is_refusal(error: tinker.RequestFailedError | tinker.APIStatusError) -> bool:
+def is_refusal(error: tinker.RequestFailedError | tinker.APIStatusError) -> bool:
+    """Return whether Tinker refuses a request for what it holds."""
     if isinstance(error, tinker.RequestFailedError):
         return error.category is tinker.types.RequestErrorCategory.User
     return error.status_code in _REFUSALS

@@ -1,7 +1,8 @@
 """Samples at Tinker behind the routes of an inference server.
 
 Guarantees that all tokens of a sample are of one version of the weights, which its span names; that a pause holds back
-requests that have not begun; and that after a failure the next request gets a session of its own.
+requests that have not begun; that after a failure the next request gets a session of its own; and that a request which
+Tinker refuses for what it holds is refused here, too, and not sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tinker
 from anyio.abc import TaskGroup
 
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.extensions.tinker.client import TinkerClient, open_client, own_errors
+from lachesis.pipeline.extensions.tinker.client import TinkerClient, is_refusal, open_client, own_errors
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
 from lachesis.pipeline.inference.protocol import (
     FinishReason,
@@ -161,7 +162,7 @@ class TinkerSampler:
     ) -> None:
         queued_ns = time.perf_counter_ns()
         result: GenerationResult | None = None
-        error: InfrastructureError | None = None
+        error: InfrastructureError | DataError | None = None
         try:
             with scope:
                 await self._resumed.wait()
@@ -174,6 +175,8 @@ class TinkerSampler:
         except InfrastructureError as failure:
             self._sampler = self._client = None
             error = failure
+        except DataError as refusal:
+            error = refusal
         finally:
             self._running.discard(scope)
         if not future.set_running_or_notify_cancel():
@@ -219,20 +222,26 @@ class TinkerSampler:
     async def _sample(
         self, sampler: tinker.SamplingClient, prompt: list[int], params: SamplingParams
     ) -> tinker.SampleResponse:
+        asked = tinker.SamplingParams(
+            max_tokens=params.max_tokens or self.max_model_len - len(prompt),
+            seed=params.seed,
+            stop=self._stop(params),
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
         with own_errors("sample"):
-            answer: tinker.SampleResponse = await sampler.sample(
-                prompt=tinker.ModelInput.from_ints(prompt),
-                num_samples=params.n,
-                sampling_params=tinker.SamplingParams(
-                    max_tokens=params.max_tokens or self.max_model_len - len(prompt),
-                    seed=params.seed,
-                    stop=self._stop(params),
-                    temperature=params.temperature,
-                    top_p=params.top_p,
-                ),
-                include_prompt_logprobs=params.prompt_logprobs is not None,
-                topk_sample_logprobs=params.logprobs or 0,
-            )
+            try:
+                answer: tinker.SampleResponse = await sampler.sample(
+                    prompt=tinker.ModelInput.from_ints(prompt),
+                    num_samples=params.n,
+                    sampling_params=asked,
+                    include_prompt_logprobs=params.prompt_logprobs is not None,
+                    topk_sample_logprobs=params.logprobs or 0,
+                )
+            except (tinker.RequestFailedError, tinker.APIStatusError) as error:
+                if is_refusal(error):
+                    raise DataError(f"Tinker refused the request: {error}") from error
+                raise
             return answer
 
     def _stop(self, params: SamplingParams) -> list[str] | list[int]:
