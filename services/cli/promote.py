@@ -19,6 +19,7 @@ from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.estimators.loader import describe_estimator
 from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
+from lachesis.pipeline.offline.replay.scoring import load_scorers
 from lachesis.pipeline.promotion.logic import request
 from lachesis.pipeline.promotion.record import read_promotions, write_promotions
 from lachesis.schemas import subjects
@@ -124,7 +125,7 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
         )
     tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
     asked = defined.replace(
-        judges=ensembles_of(config, list(config.environments)),
+        judges=ensembles_of(config, load_scorers(config, config.environments)),
         normalization=msgspec.to_builtins(config.normalization),
         normalizations=overridden_normalizations(config, config.environments),
         advantage={env: describe_estimator(config.advantage_of(env)) for env in config.environments},

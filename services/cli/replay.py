@@ -9,8 +9,8 @@ import typer
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.logic.fold import FoldCommit
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.schemas.replay import UnscoredGroup

@@ -16,7 +16,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import CheckpointError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
-from lachesis.pipeline.offline.trainer.ledger import past_record
+from lachesis.pipeline.offline.trainer.ledger import read_offline_trainer
 from lachesis.pipeline.offline.verification.checks import NumericFinding
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import OfflineTrainerRecord
@@ -100,7 +100,7 @@ async def _run(config: RunConfig, wish: ReproduceOptions) -> Reproduction:
     trainer = check_name("trainer", wish.trainer or config.training.name)
     async with open_history(config, f"{config.run}.reproduce") as bus:
         await warn_of_losses(bus, config)
-        past = None if trainer == config.training.name else await past_record(bus, config.run, trainer)
+        past = None if trainer == config.training.name else await read_offline_trainer(bus, config.run, trainer)
         if past is not None:
             config = past_config(config, past, None)
         elif trainer != config.training.name:  # another live one, of a trainer's own loop say

@@ -12,7 +12,7 @@ from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.offline.compare.rolling import RollingFigures
-from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
 from lachesis.pipeline.offline.replay.stage import ReplayProgress, ReplayRequest
 from lachesis.pipeline.runtime.service import open_service

@@ -25,7 +25,7 @@ from lachesis.pipeline.config.training import trainer_settings
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.ledger.offline_start import OfflineStart
-from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_trainer
+from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, open_offline_ledger
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import LedgerEntry
@@ -166,7 +166,7 @@ async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) ->
     async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
         await warn_of_losses(bus, config)
         with bar(f"read {request.revision}") as tell:
-            opened = past_trainer(bus, config, request, progress=tell)
+            opened = open_offline_ledger(bus, config, request, progress=tell)
             record, trained = await stack.enter_async_context(opened)
         if request.store:
             await _train(bus, past_config(config, record, steps), record, trained)

@@ -29,7 +29,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import collect_seldom
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

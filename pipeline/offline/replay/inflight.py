@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from lachesis.pipeline.bus.window import InFlightWindow
-from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import ScoreOrReason
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, ScoreSource
-from lachesis.pipeline.promotion.record import read_promotions as promotions
+from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas import subjects
@@ -46,7 +46,7 @@ class _RevisionRead:
     def __init__(self) -> None:
         self.scores: dict[str, tuple[str, GroupScore, ScoreSource]] = {}
         self.rewards: dict[str, GroupReward] = {}
-        self.unscored: set[str] = set()
+        self.unscored: set[int] = set()
 
     def add_event(self, event: "DerivedScores") -> None:
         made_by = ScoreSource(event.ensemble or "", tuple(sorted((event.raters or {}).items())), event.promoted)
@@ -93,10 +93,10 @@ async def read_revision(bus: Bus, config: RunConfig, name: str, max_groups: int 
             gathered.add_event(event)
             if max_groups is not None and len(gathered.scores) > max_groups:
                 raise DataError(f"revision {name!r} has more than {max_groups} groups: use `lachesis compare`")
-            gathered.unscored |= {f"{seq}" for seq, _, _ in event.unscored}
+            gathered.unscored |= {seq for seq, _, _ in event.unscored}
             reached[event.env] = event.reached
     complete = defined is None or (defined.last is not None and min(reached.values()) > defined.last)
-    promoted = (await promotions(bus, config.run, config.revision))[0] if defined is None else []
+    promoted = (await read_promotions(bus, config.run, config.revision))[0] if defined is None else []
     names = {one.first: one.revision for one in promoted if one.first is not None}
     shown = name if defined is not None else config.revision
     found = gathered.revision(shown, complete=complete, promotions=names)
@@ -126,10 +126,8 @@ async def definition(bus: Bus, config: RunConfig, name: str) -> RevisionRecord |
 async def read_derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -> AsyncGenerator[DerivedScores]:
     """Yield everything derived from the run's groups under a revision, as it was stored.
 
-    None is the live revision.
-
-    Several events may concern one group: the first counts. It holds a reader open: a caller that may stop early closes
-    it.
+    `defined` None: the live revision. Several events may concern one group: the first counts. The generator holds a
+    reader open: a caller that may stop early closes it.
     """
     run, revision = config.run, config.revision
     if defined is not None:
@@ -194,15 +192,11 @@ def overridden_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[st
     return {env: msgspec.to_builtins(own) for env, own in found.items() if own is not None}
 
 
-def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, EnsembleInfo]:
-    """Return what judges each environment under `config`.
-
-    Raises `ConfigError` where a rater cannot be loaded.
-    """
+def ensembles_of(config: RunConfig, scorers: Mapping[str, EnvironmentScorer]) -> dict[str, EnsembleInfo]:
+    """Return the ensemble that scores each environment; `scorers`: those of `config`."""
     found = {}
-    for env in envs:
+    for env, scorer in scorers.items():
         settings = config.environments[env]
-        scorer = EnvironmentScorer(config.scoring_of(env), settings, config.reward_config_of(env))
         found[env] = EnsembleInfo(
             ensemble=scorer.digest,
             raters=scorer.versions,
@@ -214,7 +208,10 @@ def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, EnsembleIn
 
 @asynccontextmanager
 async def events_of(bus: Bus, stream: str, subject: str, kind: type[E]) -> AsyncIterator[AsyncIterator[E]]:
-    """Yield the events of a kind; what is none was dead-lettered by its consumer."""
+    """Yield the events of a kind.
+
+    A message that holds none is passed over: its consumer has made a dead letter of it.
+    """
 
     async def decoded() -> AsyncIterator[E]:
         async for message in messages:

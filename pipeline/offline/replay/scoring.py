@@ -19,7 +19,7 @@ from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import DataError
 
-__all__ = ["STAGE", "ReplayScorer", "ScoreOrReason", "collect_seldom"]
+__all__ = ["STAGE", "ReplayScorer", "ScoreOrReason", "collect_seldom", "load_scorers"]
 
 STAGE = "replay"
 _GC_THRESHOLD = 5000
@@ -32,6 +32,14 @@ class ScoreOrReason(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
+def load_scorers(config: RunConfig, envs: Iterable[str]) -> dict[str, EnvironmentScorer]:
+    """Return the scorer of each environment. Raises `ConfigError` where a rater cannot be loaded."""
+    return {
+        env: EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
+        for env in envs
+    }
+
+
 class ReplayScorer:
     """Scores the rollouts of `envs`, each by its own raters. `retrying` says how long an outage is waited for.
 
@@ -40,10 +48,7 @@ class ReplayScorer:
 
     def __init__(self, config: RunConfig, envs: Iterable[str], retrying: Callable[[str], OutageRetries]) -> None:
         self._retrying = retrying
-        self.scorers = {
-            env: EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
-            for env in envs
-        }
+        self.scorers = load_scorers(config, envs)
 
     def is_asynchronous(self, env: str) -> bool:
         """Whether any rater of `env` is asynchronous."""

@@ -34,12 +34,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StreamFullError
 from lachesis.pipeline.normalizer.estimators.loader import describe_estimator, load_estimator
 from lachesis.pipeline.normalizer.logic.reward import RewardRule
-from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.offline.replay.inflight import BlockSize, InFlight, InFlightRollout
 from lachesis.pipeline.offline.replay.logic.fold import FoldCommit, RewardFold
 from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.outage import retrying
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.results import joined_digest
 from lachesis.pipeline.offline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.offline.replay.scoring import STAGE, ReplayScorer, ScoreOrReason
@@ -239,7 +239,7 @@ class _Replay:
             first=first,
             last=last,
             groups={},
-            judges=ensembles_of(self._config, envs),
+            judges=ensembles_of(self._config, self._judge.scorers),
             normalization=msgspec.to_builtins(self._config.normalization),
             normalizations=overridden_normalizations(self._config, envs),
             advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},

@@ -16,12 +16,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger, newest_entry
-from lachesis.pipeline.offline.replay.logic.batches import content_digest, manifest_digest
 from lachesis.pipeline.offline.replay.results import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.offline.replay.revisions import definition, events_of
 from lachesis.pipeline.offline.reproduction.logic import BatchIngredient, difference, rebuilt
 from lachesis.pipeline.offline.trainer.ledger import rebuild_entries
-from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdict
+from lachesis.pipeline.offline.trainer.logic import entry_content_digest, manifest_digest
+from lachesis.pipeline.offline.verification.checks import CheckVerdict, NumericFinding
 from lachesis.pipeline.retention.holds import read_record as retention_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
@@ -74,7 +74,7 @@ async def verify_batches(
     bus: Bus,
     config: RunConfig,
     trainer: str,
-    past: OfflineTrainerRecord | None,
+    record: OfflineTrainerRecord | None,
     *,
     saved: Mapping[str, LedgerPosition],
     progress: Progress,
@@ -85,7 +85,7 @@ async def verify_batches(
 
     Raises `NotFoundError` where the trainer has no ledger.
     """
-    check = _LedgerWalk(bus, config, trainer, past, progress)
+    check = _LedgerWalk(bus, config, trainer, record, progress)
     last, _, _ = await newest_entry(bus, config.run, trainer)
     if last is None:
         raise NotFoundError(
@@ -101,8 +101,8 @@ async def verify_batches(
     except (LedgerError, SchemaError) as error:
         check.fail("chain", str(error))
     else:
-        if past is not None and readable:
-            await check.form_again(past)
+        if record is not None and readable:
+            await check.form_again(record)
     return check.facts, check.findings()
 
 
@@ -113,14 +113,14 @@ async def is_trimmed(bus: Bus, run: str, stream: str, seq: int) -> bool:
 
 class _LedgerWalk:
     def __init__(
-        self, bus: Bus, config: RunConfig, trainer: str, past: OfflineTrainerRecord | None, progress: Progress
+        self, bus: Bus, config: RunConfig, trainer: str, record: OfflineTrainerRecord | None, progress: Progress
     ) -> None:
         self.facts = LedgerReplayFacts()
         self.total = 0
         self._bus = bus
         self._config = config
         self._trainer = trainer
-        self._past = past
+        self._record = record
         self._progress = progress
         self._rewards: dict[str, list[_RewardedRollout]] | None = None
         self._digests: list[str] = []
@@ -128,7 +128,7 @@ class _LedgerWalk:
         self._teachers: dict[int, int] = {}
         self._equal = self._trimmed = 0
         self._failures: dict[str, list[str]] = {}
-        self._judged: list[RevisionResult] = []
+        self._results: list[RevisionResult] = []
         self._walked = False
 
     def fail(self, what: str, text: str) -> None:
@@ -137,21 +137,21 @@ class _LedgerWalk:
     def findings(self) -> list[NumericFinding]:
         """Return the outcome of every check, what failed with its first few reasons."""
         facts = self.facts
-        told = {
+        texts = {
             "chain": f"{facts.entries} entries follow one another, the last is {facts.chain[:12]}",
             "reports": f"{len(facts.reports)} reports and the checkpoints kept name this ledger",
             "batches": f"{self._equal} of {facts.batches} rebuilt from the streams are equal"
             f"{self._unchecked()}; digest {facts.manifest[:12]}",
         }
-        if self._past is not None:
-            told["order"] = f"revision {self._past.revision} gives the same entries again"
+        if self._record is not None:
+            texts["order"] = f"revision {self._record.revision} gives the same entries again"
         if not self._walked:
-            del told["reports"]  # the ledger was not read as far as they go
+            del texts["reports"]  # the ledger was not read as far as they go
         found = []
-        for check, text in told.items():
+        for check, text in texts.items():
             failures = self._failures.get(check, [])
             more = f"; and {len(failures) - _MAX_REPORTED} more" if len(failures) > _MAX_REPORTED else ""
-            verdict: Verdict = "fail" if failures else "warn" if check == "batches" and not self._equal else "ok"
+            verdict: CheckVerdict = "fail" if failures else "warn" if check == "batches" and not self._equal else "ok"
             said = "; ".join(failures[:_MAX_REPORTED]) + more if failures else text
             found.append(NumericFinding(check=check, subject=self._trainer, verdict=verdict, text=said))
         return found
@@ -166,21 +166,23 @@ class _LedgerWalk:
 
         False: they are of a revision that cannot be read.
         """
-        if self._past is not None:
+        if self._record is not None:
             try:
-                revision = await definition(self._bus, self._config, self._past.revision)
+                revision = await definition(self._bus, self._config, self._record.revision)
                 if revision is None:
-                    raise ConfigError(f"revision {self._past.revision!r} is the live one of this configuration")
-                self._judged = await read_results(self._bus, revision)
+                    raise ConfigError(f"revision {self._record.revision!r} is the live one of this configuration")
+                self._results = await read_results(self._bus, revision)
                 digest = await revision_digest(self._bus, revision)
             except (LedgerError, NotFoundError) as error:
-                self.fail("order", f"revision {self._past.revision} is not what it was: {error}")
+                self.fail("order", f"revision {self._record.revision} is not what it was: {error}")
                 self._rewards = None
                 return False
-            if digest != self._past.digest:
-                self.fail("order", f"revision {self._past.revision} is {digest}, and was {self._past.digest}")
+            if digest != self._record.digest:
+                self.fail("order", f"revision {self._record.revision} is {digest}, and was {self._record.digest}")
             self._rewards = {
-                one.group: [_RewardedRollout(1, one.reward)] for one in reversed(self._judged) if one.reward is not None
+                one.group: [_RewardedRollout(1, one.reward)]
+                for one in reversed(self._results)
+                if one.reward is not None
             }
             return True
         self._rewards = await self._live_rewards()
@@ -229,8 +231,8 @@ class _LedgerWalk:
         facts = self.facts
         facts.entries, facts.chain = entry.index + 1, entry.digest()
         self._digests.append(facts.chain)
-        if self._past is not None:
-            self._contents.append(content_digest(entry))
+        if self._record is not None:
+            self._contents.append(entry_content_digest(entry))
             refs = entry.batch.groups if entry.batch else []
             self._teachers |= {ref.seq: ref.teacher for ref in refs if ref.teacher is not None}
 
@@ -261,8 +263,8 @@ class _LedgerWalk:
             self.fail("batches", text)
 
     def _std_floor(self, entry: LedgerEntry) -> float:
-        if self._past is not None:
-            return self._past.std_floor
+        if self._record is not None:
+            return self._record.std_floor
         return entry.promoted.std_floor if entry.promoted else self._config.advantage.std_floor
 
     async def _ingredients(self, batch: Batch) -> list[BatchIngredient] | None:
@@ -271,7 +273,7 @@ class _LedgerWalk:
             stored = self._rewards.pop(ref.group, []) if self._rewards is not None else []
             reward = next((one.reward for one in stored if one.first <= ref.seq), None)
             if reward is None:
-                if self._past is None and await self._rewards_trimmed():
+                if self._record is None and await self._rewards_trimmed():
                     self._trimmed += 1
                 else:
                     self.fail("batches", f"batch {batch.number}, group {ref.group}: it has no reward in the streams")
@@ -292,10 +294,10 @@ class _LedgerWalk:
             bool(teachers) and await is_trimmed(self._bus, self._config.run, subjects.TEACHER, min(teachers))
         )
 
-    async def form_again(self, past: OfflineTrainerRecord) -> None:
+    async def form_again(self, record: OfflineTrainerRecord) -> None:
         """Form the whole ledger of an offline trainer again and compare it entry by entry."""
         try:
-            again = await rebuild_entries(self._bus, past, self._judged, self._teachers, self._progress)
+            again = await rebuild_entries(self._bus, record, self._results, self._teachers, self._progress)
         except LachesisError as error:
             self.fail("order", str(error))
             return

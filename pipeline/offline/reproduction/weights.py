@@ -31,7 +31,7 @@ from lachesis.pipeline.model.policy import PolicyModel, load_model
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, vocabulary_of, weights_digest
 from lachesis.pipeline.offline.reproduction.batches import LedgerReplayFacts, Progress
 from lachesis.pipeline.offline.reproduction.logic import numerics_after, numerics_differences
-from lachesis.pipeline.offline.verification.checks import NumericFinding, Verdict
+from lachesis.pipeline.offline.verification.checks import CheckVerdict, NumericFinding
 from lachesis.pipeline.trainer.adapters import load_trainable_model
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig, learner_on_record
@@ -302,9 +302,9 @@ class _ComparedStep:
         if not far:
             return [machine, _finding("weights", trainer, "warn", f"{text}; no checkpoint is left to compare with")]
         worst = max(far.values())
-        verdict: Verdict = "ok" if worst <= tolerance else "fail"
-        told = f"{text}; {worst:.2g} of the way that they moved away from the checkpoints, {tolerance:g} is allowed"
-        return [machine, _finding("weights", trainer, verdict, told)]
+        verdict: CheckVerdict = "ok" if worst <= tolerance else "fail"
+        compared = f"{text}; {worst:.2g} of the way that they moved away from the checkpoints, {tolerance:g} is allowed"
+        return [machine, _finding("weights", trainer, verdict, compared)]
 
     def _far(self) -> str:
         worst = max(self._distances.values(), default=None)
@@ -322,5 +322,5 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().double()
 
 
-def _finding(check: str, trainer: str, verdict: Verdict, text: str) -> NumericFinding:
+def _finding(check: str, trainer: str, verdict: CheckVerdict, text: str) -> NumericFinding:
     return NumericFinding(check=check, subject=trainer, verdict=verdict, text=text)

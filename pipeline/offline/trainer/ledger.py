@@ -24,11 +24,11 @@ from lachesis.pipeline.errors import LedgerError, NotFoundError, StreamFullError
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
-from lachesis.pipeline.offline.replay.logic.batches import OfflineBatchFormer, content_digest
 from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.results import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.offline.replay.revisions import definition
+from lachesis.pipeline.offline.trainer.logic import OfflineBatchFormer, entry_content_digest
 from lachesis.pipeline.offline.trainer.teacher import Progress, WithTeacher, attach_teacher, validated
 from lachesis.pipeline.retention.holds import holding
 from lachesis.pipeline.retention.retention_floor import lowest_seqs
@@ -39,7 +39,13 @@ from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord, RevisionRecord
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["OfflineRequest", "lowest_seq_needed_after", "past_record", "past_trainer", "rebuild_entries"]
+__all__ = [
+    "OfflineRequest",
+    "lowest_seq_needed_after",
+    "open_offline_ledger",
+    "read_offline_trainer",
+    "rebuild_entries",
+]
 
 _DEFINITION = (
     "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step",
@@ -68,8 +74,8 @@ class OfflineRequest:
     store: bool = True
 
 
-async def past_record(bus: Bus, run: str, trainer: str) -> OfflineTrainerRecord | None:
-    """Return what an offline trainer trains on; None for a trainer that is none."""
+async def read_offline_trainer(bus: Bus, run: str, trainer: str) -> OfflineTrainerRecord | None:
+    """Return what an offline trainer trains on; None for the name of no offline trainer."""
     found, _, _ = await read_last_event(
         bus,
         LEDGER,
@@ -81,7 +87,7 @@ async def past_record(bus: Bus, run: str, trainer: str) -> OfflineTrainerRecord 
 
 
 @asynccontextmanager
-async def past_trainer(
+async def open_offline_ledger(
     bus: Bus, config: RunConfig, request: OfflineRequest, *, progress: Progress
 ) -> AsyncIterator[tuple[OfflineTrainerRecord, Callable[[LedgerEntry], None]]]:
     """Store the offline trainer's whole ledger and yield it, holding its rollouts back from trimming.
@@ -102,7 +108,7 @@ async def past_trainer(
             "the past under a name of its own, with the same settings if you like"
         )
     asked = await _define(bus, config, request, revision)
-    stored = await past_record(bus, run, trainer)
+    stored = await read_offline_trainer(bus, run, trainer)
     if stored is not None and (changed := differences(stored, asked, _DEFINITION)):
         raise ConfigError(
             f"trainer {trainer!r} exists and is another: {'; '.join(changed)}. Give this one another name, or repeat "
@@ -119,7 +125,7 @@ async def past_trainer(
         needs = ahead[min(ahead)]
     else:
         with_teacher = await attach_teacher(
-            bus, asked, config.revision, _selected(await read_results(bus, revision), asked)
+            bus, asked, config.revision, _select(await read_results(bus, revision), asked)
         )
         needs = lowest_seqs([(one.result.seq, one.teacher) for one in with_teacher])
     async with holding(bus, run, "train", needs, about=f"train {trainer} on {request.revision}") as held:
@@ -161,7 +167,7 @@ async def _define(
     )
 
 
-def _selected(results: Sequence[RevisionResult], asked: OfflineTrainerRecord) -> list[RevisionResult]:
+def _select(results: Sequence[RevisionResult], asked: OfflineTrainerRecord) -> list[RevisionResult]:
     """Return the rollouts that have a reward and lie within the requested policy steps. Raises `NotFoundError`."""
     low, high = asked.min_step, asked.max_step
     rewarded = [one for one in results if one.reward is not None]
@@ -183,8 +189,10 @@ def _selected(results: Sequence[RevisionResult], asked: OfflineTrainerRecord) ->
 
 
 async def _ahead(bus: Bus, record: OfflineTrainerRecord) -> dict[int, dict[str, int]]:
-    """Return, from the last entry that the trainer has reported on, what of each stream is still to be fetched behind
-    an entry: the lowest sequence."""
+    """Return by entry the lowest sequence of each stream that is to be fetched after it.
+
+    It begins with the last entry that the trainer has reported on.
+    """
     run, trainer = record.run, record.trainer
     report, _, _ = await read_last_event(
         bus, LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer), TrainReport, lambda one: one.run == run
@@ -214,7 +222,9 @@ def lowest_seq_needed_after(
     return found
 
 
-class _FormedEntries(NamedTuple):
+class _FormedEntry(NamedTuple):
+    """An entry of the ledger, encoded."""
+
     digest: str
     data: bytes
 
@@ -229,11 +239,11 @@ async def _form(
     progress: Progress,
 ) -> OfflineTrainerRecord:
     """Form the whole ledger, and store what of it is not stored yet."""
-    batch_former = _former(stored or asked, term=f"past-{time.time_ns():x}")
-    formed: list[_FormedEntries] = []
+    batch_former = _former(stored or asked, term=f"offline-{time.time_ns():x}")
+    formed: list[_FormedEntry] = []
 
     def keep(entry: LedgerEntry) -> None:
-        formed.append(_FormedEntries(entry.digest(), encode(entry)))
+        formed.append(_FormedEntry(entry.digest(), encode(entry)))
 
     async for group in validated(bus, wanted, request.tokenizer_hash, progress):
         for entry in batch_former.add(group):
@@ -267,13 +277,13 @@ def _former(record: OfflineTrainerRecord, term: str = "") -> OfflineBatchFormer:
     config = BatchingConfig(
         batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix, teacher=record.teacher
     )
-    past = OfflineStart(record.start, record.max_staleness)
+    start = OfflineStart(record.start, record.max_staleness)
     return OfflineBatchFormer(
-        record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
+        record.run, record.trainer, config, start, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
     )
 
 
-async def _store(bus: Bus, record: OfflineTrainerRecord, formed: Sequence[_FormedEntries], *, is_new: bool) -> None:
+async def _store(bus: Bus, record: OfflineTrainerRecord, formed: Sequence[_FormedEntry], *, is_new: bool) -> None:
     """Store the record first, and the entries after it that are not stored yet."""
     run, trainer = record.run, record.trainer
     subject = subjects.ledger(run, trainer)
@@ -311,15 +321,14 @@ async def rebuild_entries(
 ) -> list[str]:
     """Return the content digest of each entry that a revision gives when its ledger is formed again.
 
-    `judged` is all of the revision.
-
-    `teachers` are the sequences in TEACHER that the ledger names, by rollout. Raises as `past_trainer`.
+    `results` are all of the revision, `teachers` the sequences in TEACHER that the ledger names, by rollout. Raises as
+    `open_offline_ledger`.
     """
     # what is in no batch was left out for another reason: where it was required, it had a teacher as well
     other = 1 if record.teacher == "required" else None
-    wanted = [WithTeacher(one, teachers.get(one.seq, other)) for one in _selected(results, record)]
+    wanted = [WithTeacher(one, teachers.get(one.seq, other)) for one in _select(results, record)]
     batch_former = _former(record)
     digests = []
     async for group in validated(bus, wanted, None, progress, logprobs=False):
-        digests += [content_digest(entry) for entry in batch_former.add(group)]
-    return digests + [content_digest(entry) for entry in batch_former.finish()]
+        digests += [entry_content_digest(entry) for entry in batch_former.add(group)]
+    return digests + [entry_content_digest(entry) for entry in batch_former.finish()]

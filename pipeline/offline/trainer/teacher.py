@@ -11,8 +11,8 @@ from typing import NamedTuple
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.errors import LedgerError, NotFoundError
-from lachesis.pipeline.offline.replay.logic.batches import OfflineGroup, without_logprobs
 from lachesis.pipeline.offline.replay.results import RevisionResult
+from lachesis.pipeline.offline.trainer.logic import OfflineGroup, without_logprobs
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects
@@ -48,23 +48,22 @@ async def attach_teacher(
     Raises `NotFoundError` if the teacher's logprobs are required and missing.
     """
     if definition.teacher == "off":
-        return [WithTeacher(judged, None) for judged in wanted]
+        return [WithTeacher(result, None) for result in wanted]
     stored: dict[int, int] = {}
     kept = (await read_record(bus, definition.run)).trimmed.get(TEACHER, 1)  # what lies below may go at any moment
-    filters = [subjects.logprobs(definition.run, live, env) for env in sorted({judged.env for judged in wanted})]
+    filters = [subjects.logprobs(definition.run, live, env) for env in sorted({result.env for result in wanted})]
     async with bus.read(TEACHER, filters, start=kept, headers_only=True, follow=False) as messages:
         async for message in messages:
             rollout = message.headers.get(ROLLOUT_HEADER, "")
             if rollout.isdecimal() and len(rollout) < _DIGITS:
                 stored.setdefault(int(rollout), message.seq)
-    with_teacher = [WithTeacher(judged, stored.get(judged.seq) if _trains(judged) else None) for judged in wanted]
+    with_teacher = [WithTeacher(result, stored.get(result.seq) if _trains(result) else None) for result in wanted]
     missing = [one.result for one in with_teacher if one.teacher is None and _trains(one.result)]
     if missing and definition.teacher == "required":
         raise NotFoundError(
             f"{len(missing)} of {len(wanted)} groups have no logprobs of the teacher, group {missing[0].group} of "
             f"{missing[0].env} at sequence {missing[0].seq} of {ROLLOUTS} the first: it gave none, or they were "
-            "trimmed. "
-            'batching.teacher = "optional" trains on these without it'
+            'trimmed. batching.teacher = "optional" trains on these without it'
         )
     return with_teacher
 
@@ -76,18 +75,17 @@ def _trains(result: RevisionResult) -> bool:
 async def validated(
     bus: Bus, wanted: Sequence[WithTeacher], tokenizer_hash: str | None, progress: Progress, *, logprobs: bool = True
 ) -> AsyncIterator[OfflineGroup]:
-    """Yield the rollouts that can be trained on.
+    """Yield the rollouts, each once it is known that it can be trained on.
 
-    Raise for the first one that cannot once all were looked at.
-
-    Without `logprobs` those of the teacher are not looked at.
+    Raises for the first one that cannot; if all that some lack is logprobs, at the end, with how many these are.
+    Without `logprobs` those of the teacher are not read.
     """
     missing: list[RevisionResult] = []
     rollouts = [one.result.seq for one in wanted]
     teachers = [one.teacher for one in wanted if one.teacher is not None and logprobs]
     async with (
         aclosing(bus.fetch(ROLLOUTS, rollouts)) as messages,
-        aclosing(bus.fetch(TEACHER, teachers)) as with_teacher,
+        aclosing(bus.fetch(TEACHER, teachers)) as of_teacher,
     ):
         for done, (result, teacher) in enumerate(wanted):
             group = await _read(result, messages)
@@ -101,16 +99,16 @@ async def validated(
                 if without_logprobs(group):
                     missing.append(result)
             if teacher is not None and logprobs:
-                await _check_taught(result, group, teacher, with_teacher)
+                await _check_teacher(result, group, teacher, of_teacher)
             progress(done + 1, len(wanted))
             if not missing:
                 yield OfflineGroup(result.seq, result.env, Plan.of(group), result.reward, teacher)
     if missing:
         raise DataError(
             f"{len(missing)} of {len(wanted)} groups have no logprobs, group {missing[0].group} of {missing[0].env} "
-            "at sequence "
-            f"{missing[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing corrects for the "
-            "policy that made them. Replay the others under another revision (--env, --groups) and train on that"
+            f"at sequence {missing[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing "
+            "corrects for the policy that made them. Replay the others under another revision (--env, --groups) and "
+            "train on that"
         )
 
 
@@ -119,7 +117,7 @@ def _where(result: RevisionResult) -> str:
 
 
 async def _read(result: RevisionResult, messages: AsyncIterator[StoredMessage]) -> RolloutGroup:
-    """Return the rollout that comes next, which is to be `judged`."""
+    """Return the rollout that comes next, which is to be that of `result`."""
     try:
         group = read_rollout(await anext(messages)).group
     except NotFoundError as error:
@@ -134,7 +132,7 @@ async def _read(result: RevisionResult, messages: AsyncIterator[StoredMessage]) 
     return group
 
 
-async def _check_taught(
+async def _check_teacher(
     result: RevisionResult, group: RolloutGroup, teacher: int, messages: AsyncIterator[StoredMessage]
 ) -> None:
     """Raise `DataError` unless the teacher's logprobs that come next, at `teacher`, are those of `group`."""

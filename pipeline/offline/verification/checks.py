@@ -1,4 +1,4 @@
-"""Numerical checks of raters and advantages. Pure: measured values in, findings out."""
+"""Checks ratings, advantages and losses numerically. Pure: takes measured values, returns findings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from lachesis.pipeline.scorer.logic.accuracy import rater_accuracies
 from lachesis.schemas.errors import DataError
 
 __all__ = [
+    "CheckVerdict",
     "NumericFinding",
-    "Verdict",
     "accuracy",
     "advantage_stability",
     "determinism",
@@ -25,7 +25,7 @@ __all__ = [
 Ratings = Mapping[str, Sequence[float | None]]
 """Rater -> one rating a sample."""
 
-Verdict = Literal["ok", "warn", "fail"]
+CheckVerdict = Literal["ok", "warn", "fail"]
 
 _MIN_SPREAD = 1e-9
 _END_SHARE = 0.01
@@ -42,14 +42,14 @@ class NumericFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     check: str
     subject: str
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
 
 
 def determinism(runs: Sequence[Ratings], *, atol: float = 1e-6) -> list[NumericFinding]:
     """Compare repeated ratings of the same samples, rater by rater.
 
-    A rating that comes and goes differs, too.
+    A rating that is missing at times differs, too.
     """
     found = []
     for rater in runs[0]:
@@ -69,9 +69,9 @@ def determinism(runs: Sequence[Ratings], *, atol: float = 1e-6) -> list[NumericF
 
 
 def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) -> list[NumericFinding]:
-    """Look for raters that say nothing.
+    """Find raters that say nothing.
 
-    All alike, nearly all at one end of their bounds, or often missing.
+    Their ratings are all alike, nearly all at one end of their bounds, or often missing.
     """
     found = []
     for rater, column in ratings.items():
@@ -87,7 +87,7 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
             f"mean {values.mean():.3g}, std {values.std():.3g}, {values.min():.3g} to {values.max():.3g} "
             f"of [{low:g}, {high:g}], {missing:.0%} missing"
         )
-        verdict: Literal["ok", "warn"] = "ok"
+        verdict: CheckVerdict = "ok"
         if values.std() < _MIN_SPREAD:
             verdict, text = "warn", f"every rating is {values[0]:.6g}: it does not distinguish answers; {text}"
         elif max(at_low, at_high) > _MAX_SHARE_AT_AN_END:
@@ -102,9 +102,8 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
 def accuracy(ratings: Ratings, threshold: float) -> list[NumericFinding]:
     """Estimate how often each rater's verdict (a calibrated rating above `threshold`) is right.
 
-    [] for too few raters.
-
-    No label is needed, but raters must err apart from each other: those that share an error confirm each other.
+    Empty for too few raters. No label is needed, but raters must err apart from each other: those that share an error
+    confirm each other.
     """
     columns = [[(rater, value) for value in column] for rater, column in ratings.items()]
     samples = [{rater: value > threshold for rater, value in row if value is not None}
@@ -134,19 +133,17 @@ def advantage_stability(
 ) -> NumericFinding:
     """Disturb rewards by a billionth of their size and see whether advantages stay.
 
-    Rounding must not decide them.
-
-    Estimator gdpo is judged as grpo, which is what it applies to each component. One that needs what only a run has, or
-    refuses these rewards, is not checked.
+    Rounding must not decide them. Estimator gdpo is checked as grpo, which is what it applies to each component. One
+    that needs what only a run has, or refuses these rewards, is not checked.
     """
-    judged = AdvantageConfig(estimator="grpo", std_floor=config.std_floor) if config.estimator == "gdpo" else config
+    checked = AdvantageConfig(estimator="grpo", std_floor=config.std_floor) if config.estimator == "gdpo" else config
     rng = np.random.default_rng(0)
     worst, flipped, n = 0.0, 0, 0
     for rewards, length in zip(groups, lengths, strict=True):
         noise = 1.0 + _NOISE * rng.standard_normal(len(rewards))
         disturbed = [None if r is None else r * f for r, f in zip(rewards, noise.tolist(), strict=True)]
         try:
-            before, after = (group_advantage(column, judged, length) for column in (rewards, disturbed))
+            before, after = (group_advantage(column, checked, length) for column in (rewards, disturbed))
         except DataError as error:
             text = f"not checked: {error}"
             return NumericFinding(check="advantage stability", subject=config.estimator, verdict="warn", text=text)
@@ -163,10 +160,7 @@ def advantage_stability(
 
 
 def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, rtol: float = 0.05) -> NumericFinding:
-    """Compare the loss and gradient norm of one batch in several dtypes.
-
-    The first dtype is the reference.
-    """
+    """Compare the loss and gradient norm of one batch in several dtypes; the first is the reference."""
     (name, loss), *others = losses.items()
     norm, worst = norms[name], 0.0
     for other, value in others:

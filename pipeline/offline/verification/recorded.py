@@ -12,6 +12,7 @@ from lachesis.pipeline.offline.verification.checks import (
     advantage_stability,
     determinism,
     distribution,
+    loss_agreement,
 )
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.pipeline.scorer.config import ScoringConfig
@@ -85,7 +86,7 @@ async def check_raters(
 
 
 def _samples(group: RolloutGroup) -> list[Sample]:
-    """Return what raters see of a group, nothing of one that came without texts."""
+    """Return the samples of a group as raters see them; none of one that came without texts."""
     try:
         return samples_of(group)
     except DataError:
@@ -100,7 +101,6 @@ def check_loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFin
         from lachesis.pipeline.common.trainability import TrainerLimits
         from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import vocabulary_of
-        from lachesis.pipeline.offline.verification.checks import loss_agreement
         from lachesis.pipeline.trainer.agreement import losses
         from lachesis.pipeline.trainer.packed_batch import pack
         from lachesis.pipeline.trainer.sequences import select_trainable

@@ -18,7 +18,7 @@ from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.reproduction.batches import verify_batches
-from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, past_record, past_trainer
+from lachesis.pipeline.offline.trainer.ledger import OfflineRequest, open_offline_ledger, read_offline_trainer
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.trainer.stage import OfflineRun
@@ -55,7 +55,7 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
             request = ReplayRequest(revision="again", selection=Selection(envs=["words"]))
             await run_replay(operator, config, request, draining=anyio.Event(), progress=lambda *_: None)
             asked = OfflineRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
-            async with past_trainer(operator, config, asked, progress=lambda *_: None) as (record, _):
+            async with open_offline_ledger(operator, config, asked, progress=lambda *_: None) as (record, _):
                 own = past_config(config, record, 2)
                 offline = OfflineRun(OfflineStart(), trained=lambda _: None, durable=lambda _: None)
                 await run_trainer(Service(operator, "trainer", "one"), own, offline)
@@ -64,7 +64,7 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
                 with pytest.raises(AccessError):
                     await operator.commit(subject, b"", expected=0, msg_id=subject)
         async with await server.bus("observer") as observer:
-            past = await past_record(observer, "one", "again")
+            past = await read_offline_trainer(observer, "one", "again")
             facts, findings = await verify_batches(observer, own, "again", past, saved={}, progress=lambda *_: None)
             assert [report.step for report in facts.reports] == [2]
             assert {finding.check: finding.verdict for finding in findings} == dict.fromkeys(

@@ -1,1 +1,1 @@
-"""Pure logic of replays: selection, the fold from scores to rewards, and comparison."""
+"""Pure logic of replays: the selection of rollouts, and the fold from scores to rewards."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.inflight import BlockSize, InFlight
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.scoring import ScoreOrReason
 from lachesis.pipeline.offline.replay.selected import SelectedRollout
 

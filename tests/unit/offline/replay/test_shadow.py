@@ -8,7 +8,7 @@ from stages import run_normalizer, run_scorer
 from unit.offline.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
 from lachesis.pipeline.errors import NotFoundError, leaves
-from lachesis.pipeline.offline.replay.config import ReplayPace
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.revisions import following
 from lachesis.pipeline.offline.replay.stage import ReplayRequest
 from lachesis.pipeline.retention.holds import read_record, update_record

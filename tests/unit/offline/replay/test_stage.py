@@ -11,8 +11,8 @@ from stages import run_normalizer, run_scorer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import FencedError, NotFoundError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.offline.replay.config import ReplayPace
 from lachesis.pipeline.offline.replay.logic.rollout_filter import groups_digest
+from lachesis.pipeline.offline.replay.pace import ReplayPace
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.retention.holds import holding, read_record, update_record
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
@@ -374,3 +374,18 @@ async def test_foreign_messages_on_its_subjects_are_passed_over(lab):
     result = await replay(lab)
     assert result.finished
     assert (await replay(lab)).digest == result.digest == (await replay(lab, "other")).digest
+
+
+async def test_raters_are_loaded_once(lab, monkeypatch):
+    """They may be models."""
+    loaded = []
+    load = EnvironmentScorer.__init__
+
+    def count(self, *arguments):
+        loaded.append(self)
+        load(self, *arguments)
+
+    monkeypatch.setattr(EnvironmentScorer, "__init__", count)
+    await stored(lab, 2)
+    assert (await replay(lab)).finished
+    assert len(loaded) == 1

@@ -15,17 +15,17 @@ from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.normalizer.logic import fade
-from lachesis.pipeline.offline.replay.logic.batches import content_digest
 from lachesis.pipeline.offline.replay.results import read_results
 from lachesis.pipeline.offline.replay.revisions import definition
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.offline.trainer.ledger import (
     OfflineRequest,
     lowest_seq_needed_after,
-    past_record,
-    past_trainer,
+    open_offline_ledger,
+    read_offline_trainer,
     rebuild_entries,
 )
+from lachesis.pipeline.offline.trainer.logic import entry_content_digest
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects
@@ -69,7 +69,7 @@ async def replay(lab, name="again", envs=("sums", "words"), config=CONFIG, **sel
 
 
 async def past(lab, request=AGAIN, config=CONFIG, bus=None, during=None):
-    async with past_trainer(bus or lab.bus, config, request, progress=lambda *_: None) as (found, held):
+    async with open_offline_ledger(bus or lab.bus, config, request, progress=lambda *_: None) as (found, held):
         if during:
             await during(held)
         return found
@@ -101,7 +101,7 @@ async def test_a_revision_becomes_a_ledger_of_its_own(lab):
     await check_rollouts(lab.bus, stored[-1])
     results = await read_results(lab.bus, await definition(lab.bus, CONFIG, "again"))
     assert await rebuild_entries(lab.bus, found, results, {}, lambda *_: None) == [
-        content_digest(entry) for entry in stored
+        entry_content_digest(entry) for entry in stored
     ]
 
 
@@ -167,7 +167,7 @@ async def test_a_ledger_can_be_formed_anew_once_the_teachers_logprobs_are_trimme
     refs = [ref for entry in ledger if entry.batch for ref in entry.batch.groups]
     teachers = {ref.seq: ref.teacher for ref in refs if ref.teacher is not None}
     formed = await rebuild_entries(lab.bus, found, results, teachers, lambda *_: None)
-    assert formed == [content_digest(entry) for entry in ledger]
+    assert formed == [entry_content_digest(entry) for entry in ledger]
     other = {**teachers, refs[-1].seq: 1 + teachers[refs[-1].seq]}
     assert await rebuild_entries(lab.bus, found, results, other, lambda *_: None) != formed
 
@@ -221,7 +221,7 @@ async def test_a_teacher_that_is_required_and_gave_nothing_useful_is_refused(lab
     with pytest.raises(error, match=reason):
         await past(lab, config=taught_config("required"))
     assert await entries(lab) == []
-    assert await past_record(lab.bus, "r", "again") is None
+    assert await read_offline_trainer(lab.bus, "r", "again") is None
 
 
 async def test_one_that_is_started_beside_itself_leaves_the_first_ones_hold_when_it_ends(lab):
@@ -312,7 +312,7 @@ async def test_missing_logprobs_are_refused(lab, zeros):
     await replay(lab)
     with pytest.raises(DataError, match=f"1 of 11 groups have no logprobs, group {11:032x} of sums at sequence 11"):
         await past(lab)
-    assert await past_record(lab.bus, "r", "again") is None
+    assert await read_offline_trainer(lab.bus, "r", "again") is None
     assert await entries(lab) == []
     await replay(lab, "sampled", last_seq=10)
     assert (await past(lab, replace(AGAIN, revision="sampled"))).batches > 1
@@ -340,7 +340,7 @@ async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, monkeyp
     assert (last.reward.verdict, last.reward.trains) == ("zero_variance", True)
     with pytest.raises(DataError, match=text):
         await past(lab, replace(AGAIN, tokenizer_hash="tok"), config=config)
-    assert await past_record(lab.bus, "r", "again") is None
+    assert await read_offline_trainer(lab.bus, "r", "again") is None
     assert await entries(lab) == []
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "OfflineBatchFormer",
     "OfflineGroup",
     "batch_digest",
-    "content_digest",
+    "entry_content_digest",
     "manifest_digest",
     "without_logprobs",
 ]
@@ -48,7 +48,7 @@ class OfflineBatchFormer:
         run: str,
         trainer: str,
         config: BatchingConfig,
-        past: OfflineStart,
+        start: OfflineStart,
         *,
         std_floor: float,
         term: str = "",
@@ -56,7 +56,7 @@ class OfflineBatchFormer:
     ) -> None:
         # nothing can still come, so nothing is waited for
         config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
-        self._joiner = Joiner(config, offline=past)
+        self._joiner = Joiner(config, offline=start)
         self._chain = Chain(run, trainer, term)
         self._former = EntryFormer(config, self._joiner, self._chain)
         self._std_floor = std_floor
@@ -107,11 +107,8 @@ class OfflineBatchFormer:
         return self._former.write(content, written_ns=self._written_ns)
 
 
-def content_digest(entry: LedgerEntry) -> str:
-    """Return what names an entry by itself, wherever in whatever chain.
-
-    Two of the same content have the same.
-    """
+def entry_content_digest(entry: LedgerEntry) -> str:
+    """Return the digest of an entry without its place in a chain."""
     return entry.replace(previous=GENESIS).digest()
 
 
@@ -128,9 +125,8 @@ def manifest_digest(before: str, batch: Batch) -> str:
 def without_logprobs(group: RolloutGroup) -> bool:
     """Return whether the logprobs that the group was sampled with are missing.
 
-    None, or 0 wherever it is trained on.
-
-    Samples that differ cannot all have had the probability 1; where they do not differ there is nothing to learn.
+    They are where there are none, or where all are 0 that would be trained on. Samples that differ cannot all have had
+    the probability 1; where they do not differ there is nothing to learn.
     """
     if group.sequences.logprobs is None:
         return True
