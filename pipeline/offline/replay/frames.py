@@ -30,10 +30,10 @@ _LENGTH_BYTES = 4
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a worker: what it judges with, and where.
+    """The first message to a worker: what it scores with, and where.
 
     `config`: the configuration, encoded. `path`: the folders in which the replay finds modules. `ensembles`: the
-    digests of what judges each environment.
+    digest of the ensemble that scores each environment.
     """
 
     config: msgspec.Raw

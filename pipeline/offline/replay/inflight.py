@@ -24,7 +24,7 @@ MAX_IN_FLIGHT_BYTES = 64 << 20
 _TURN_S = 0.005
 """Seconds that rollouts which wait for nothing have before all else in the process has its turn."""
 _BLOCK_S = 0.2
-"""Seconds that a worker judges one block, about."""
+"""Seconds that a worker takes to score one block, about."""
 _FIRST_BLOCK = 16
 _GROWTH = 4
 
@@ -45,7 +45,7 @@ class BlockSize:
     """Adapts how many rollouts are sent to a worker at once.
 
     Where raters have to be waited for, as many as the pace allows. Otherwise two blocks at a time for each worker, each
-    of what one judges within a fraction of a second: a pause waits for them, and a kill repeats them.
+    of what one scores within a fraction of a second: a pause waits for them, and a kill repeats them.
     """
 
     def __init__(self, pace: ReplayPace, *, waits: bool) -> None:
@@ -61,7 +61,7 @@ class BlockSize:
         return self._size
 
     def answered(self, groups: int, seconds: float) -> None:
-        """Say that a block of so many groups was judged in so many seconds."""
+        """Say that a block of so many groups was scored in so many seconds."""
         if not self._waits:
             fitting = self._most if seconds <= 0 else int(_BLOCK_S * groups / seconds)
             self._size = max(1, min(fitting, self._most, _GROWTH * self._size))

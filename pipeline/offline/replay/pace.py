@@ -21,7 +21,7 @@ class ReplayPace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Groups that are read and not yet folded, of all workers together. Default None: 32 for each process where raters
     have to be waited for, 512 where none has to be."""
     workers: Annotated[int, Meta(ge=1)] = 1
-    """Processes that read and judge. Default 1: the replay's own. With more, it only folds what they judged."""
+    """Processes that read and score. Default 1: the replay's own. With more, it only folds what they scored."""
 
     def in_flight(self, *, waits: bool) -> int:
         """Return how many groups may be read and not yet folded.

@@ -55,8 +55,8 @@ async def read_results(bus: Bus, record: RevisionRecord) -> list[RevisionResult]
 
     Raises `LedgerError` where what is stored is not what the replay stored.
     """
-    found = [judged for env in record.selection.envs for judged in await _of_environment(bus, record, env)]
-    return sorted(found, key=lambda judged: judged.seq)
+    found = [one for env in record.selection.envs for one in await _of_environment(bus, record, env)]
+    return sorted(found, key=lambda one: one.seq)
 
 
 async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[RevisionResult]:

@@ -194,12 +194,11 @@ class _Replay:
         self._draining = draining
         self._committed = committed
         self._term = f"{time.time_ns():x}"
-        self._judge = ReplayScorer(config, request.selection.envs, self._retrying)
+        self._scorer = ReplayScorer(config, request.selection.envs, self._retrying)
         self._envs: dict[str, _EnvReplay] = {}
         self._committing = anyio.Lock()
-        self._unfolded: deque[tuple[SelectedRollout, ScoreOrReason]] = (
-            deque()
-        )  # settled, in order: more than one commit may hold
+        # settled, in order: more than one commit may hold
+        self._unfolded: deque[tuple[SelectedRollout, ScoreOrReason]] = deque()
         self._reached = 0  # the next sequence to fold
         self._expected = 0  # the last sequence on the subject of the definition
 
@@ -239,7 +238,7 @@ class _Replay:
             first=first,
             last=last,
             groups={},
-            judges=ensembles_of(self._config, self._judge.scorers),
+            judges=ensembles_of(self._config, self._scorer.scorers),
             normalization=msgspec.to_builtins(self._config.normalization),
             normalizations=overridden_normalizations(self._config, envs),
             advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},
@@ -323,13 +322,13 @@ class _Replay:
 
     @asynccontextmanager
     async def workers(self, connection: Connection | None) -> AsyncIterator[WorkerPool | None]:
-        """Yield the workers, None where this process is to judge."""
+        """Yield the workers, None where this process is to score."""
         if connection is None or self._pace.workers == 1 or self.finished:
             yield None
             return
         start = WorkerStart.of(
             config=self._config,
-            ensembles={env: scorer.digest for env, scorer in self._judge.scorers.items()},
+            ensembles={env: scorer.digest for env, scorer in self._scorer.scorers.items()},
             connection=connection,
             path=[str(folder) for folder in sys.path],
         )
@@ -340,9 +339,9 @@ class _Replay:
         """Score and commit `wanted`, in order, until done or draining."""
         if workers is None:
             source = partial(feed, self._bus, self._config.run, name, wanted)
-            await self._work([name], partial(self._judge_here, [name], source))
+            await self._work([name], partial(self._score_here, [name], source))
         else:
-            await self._work([name], partial(self._judge_there, [name], workers, wanted))
+            await self._work([name], partial(self._score_in_workers, [name], workers, wanted))
         if not wanted or self._reached > wanted[-1].seq:
             # so that a finished replay holds no history and reads none again
             self._reached = (self.definition.last or 0) + 1
@@ -353,55 +352,57 @@ class _Replay:
         """Score and commit whatever is stored, of all environments, until draining."""
         cursors = {name: env.cursor for name, env in self._envs.items()}
         source = partial(follow, self._bus, self._config.run, self._selection, cursors)
-        await self._work(list(self._envs), partial(self._judge_here, list(self._envs), source))
+        await self._work(list(self._envs), partial(self._score_here, list(self._envs), source))
         for name, env in self._envs.items():
             if self._reached > env.cursor:
                 await self._commit(name)
 
-    async def _work(self, envs: Sequence[str], judge_all: Callable[[], Awaitable[None]]) -> None:
-        """Judge and fold, committing now and then, but not what was folded last."""
+    async def _work(self, envs: Sequence[str], score_all: Callable[[], Awaitable[None]]) -> None:
+        """Score and fold, committing now and then, but not what was folded last."""
         self._reached = min(self._envs[name].cursor for name in envs)
         async with background() as tasks:
             tasks.start_soon(self._commit_now_and_then, envs)
-            await judge_all()
+            await score_all()
             await self._commit_full(envs)
             await self._committing.acquire()  # a commit under way is not broken off
         self._committing.release()
 
-    async def _judge_here(self, envs: Sequence[str], source: Source) -> None:
-        """Judge what `source` hands out in this process."""
+    async def _score_here(self, envs: Sequence[str], source: Source) -> None:
+        """Score what `source` hands out in this process."""
         in_flight = self._in_flight(envs)
 
-        async def judge(slot: InFlightRollout, message: StoredMessage) -> None:
-            in_flight.settle_rollout(slot, await self._judge.score_rollout(slot.found.env, message))
+        async def score(slot: InFlightRollout, message: StoredMessage) -> None:
+            in_flight.settle_rollout(slot, await self._scorer.score_rollout(slot.found.env, message))
 
         async def take(found: SelectedRollout, message: StoredMessage) -> bool:
             await self._commit_full(envs)
             slot = await in_flight.begin(found, len(message.data))
             if slot is None:
                 return False
-            if self._judge.is_asynchronous(found.env):
-                judging.start_soon(judge, slot, message)
-            else:  # beside what never waits nothing else could be judged
-                await judge(slot, message)
+            if self._scorer.is_asynchronous(found.env):
+                scoring.start_soon(score, slot, message)
+            else:  # beside what never waits nothing else could be scored
+                await score(slot, message)
             return True
 
-        async with anyio.create_task_group() as judging, background() as tasks:
+        async with anyio.create_task_group() as scoring, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
             await source(take)
 
-    async def _judge_there(self, envs: Sequence[str], workers: WorkerPool, wanted: Sequence[SelectedRollout]) -> None:
-        """Let workers read and judge `wanted`."""
+    async def _score_in_workers(
+        self, envs: Sequence[str], workers: WorkerPool, wanted: Sequence[SelectedRollout]
+    ) -> None:
+        """Let workers read and score `wanted`."""
         in_flight = self._in_flight(envs)
         blocks = BlockSize(self._pace, waits=self._is_asynchronous(envs))
 
-        async def judge(slots: Sequence[InFlightRollout]) -> None:
-            judged = await workers.score_block([slot.found for slot in slots])
-            blocks.answered(len(slots), judged.seconds)
-            for slot, verdict in zip(slots, judged.verdicts, strict=True):
+        async def score(slots: Sequence[InFlightRollout]) -> None:
+            reply = await workers.score_block([slot.found for slot in slots])
+            blocks.answered(len(slots), reply.seconds)
+            for slot, verdict in zip(slots, reply.verdicts, strict=True):
                 in_flight.settle_rollout(slot, verdict)
 
-        async with anyio.create_task_group() as judging, background() as tasks:
+        async with anyio.create_task_group() as scoring, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
             first = 0
             while first < len(wanted):
@@ -414,14 +415,14 @@ class _Replay:
                         return
                     slots.append(slot)
                 first += size
-                judging.start_soon(judge, slots)
+                scoring.start_soon(score, slots)
 
     def _in_flight(self, envs: Sequence[str]) -> InFlight:
         most = self._pace.in_flight(waits=self._is_asynchronous(envs))
         return InFlight(most, self._pace.max_rate, self._draining, self._settled)
 
     def _is_asynchronous(self, envs: Sequence[str]) -> bool:
-        return any(self._judge.is_asynchronous(env) for env in envs)
+        return any(self._scorer.is_asynchronous(env) for env in envs)
 
     async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
         await self._draining.wait()
@@ -469,7 +470,7 @@ class _Replay:
         # what is folded while this is stored belongs to the next one
         folded, reached, groups, env.pending = env.fold.step(), self._reached, env.pending, 0
         self._fold()
-        scorer, cursors = self._judge.scorers[name], {ROLLOUTS: reached}
+        scorer, cursors = self._scorer.scorers[name], {ROLLOUTS: reached}
         event = RescoreEvent(
             run=self._config.run,
             env=name,

@@ -1,6 +1,6 @@
 """A replay's worker: a process that reads and scores the rollouts that it is given.
 
-`workers` starts it as `python -m lachesis.pipeline.offline.replay.worker PID`, with the pid of the replay. It gets
+`worker_pool` starts it as `python -m lachesis.pipeline.offline.replay.worker PID`, with the pid of the replay. It gets
 requests on its standard input and answers on its standard output. It ends with its standard input, and with the
 replay's process, busy or not. It ignores signals to end: the replay heeds them, and lets the worker finish what it
 holds.
@@ -91,13 +91,13 @@ async def _work(stdin_fd: int, out: BinaryIO) -> None:
             return
         server, token = start.connection
         try:
-            judge, run = _score_rollouts(start), start.run_config.run
+            scorer, run = _load_scorer(start), start.run_config.run
             async with (
                 await connect(run=run, name=f"{run}.replay", config=server, token=token) as bus,
                 background() as tasks,
             ):
                 tasks.start_soon(bus.keep_served)
-                worker = _WorkerProcess(bus, run, judge, out)
+                worker = _WorkerProcess(bus, run, scorer, out)
                 _send(out, WorkerReady())
                 while (block := await read_frame(stream, _blocks)) is not None:
                     tasks.start_soon(worker.answer, block)
@@ -105,13 +105,13 @@ async def _work(stdin_fd: int, out: BinaryIO) -> None:
             _send(out, _failed(None, error))
 
 
-def _score_rollouts(start: WorkerStart) -> ReplayScorer:
+def _load_scorer(start: WorkerStart) -> ReplayScorer:
     sys.path[:] = start.path
-    judge = ReplayScorer(start.run_config, start.ensembles, retrying)
-    for env, scorer in judge.scorers.items():
-        if scorer.digest != start.ensembles[env]:
+    scorer = ReplayScorer(start.run_config, start.ensembles, retrying)
+    for env, one in scorer.scorers.items():
+        if one.digest != start.ensembles[env]:
             raise ConfigError(f"environment {env}: its raters changed while the replay was started; start it again")
-    return judge
+    return scorer
 
 
 def _send(out: BinaryIO, answer: WorkerAnswer) -> None:
@@ -125,13 +125,13 @@ def _failed(number: int | None, error: LachesisError) -> WorkerError:
 
 
 class _WorkerProcess:
-    def __init__(self, bus: Bus, run: str, judge: ReplayScorer, out: BinaryIO) -> None:
+    def __init__(self, bus: Bus, run: str, scorer: ReplayScorer, out: BinaryIO) -> None:
         self._bus = bus
         self._run = run
-        self._judge = judge
+        self._scorer = scorer
         self._out = out
         self._window = InFlightWindow(MAX_IN_FLIGHT_BYTES, sys.maxsize)
-        self._at_once = anyio.Lock()  # of blocks that wait for nothing, one after the other
+        self._one_block = anyio.Lock()  # blocks that wait for nothing are scored one after the other
         self._turns = CooperativeYield()
 
     async def answer(self, block: RolloutBlock) -> None:
@@ -149,27 +149,27 @@ class _WorkerProcess:
     async def _scored_block(self, block: RolloutBlock) -> WorkerReply:
         wanted, verdicts = block.wanted, dict[int, ScoreOrReason]()
 
-        async def judge(i: int, message: StoredMessage) -> None:
-            verdicts[i] = await self._judge.score_rollout(wanted[i].env, message)
+        async def score(i: int, message: StoredMessage) -> None:
+            verdicts[i] = await self._scorer.score_rollout(wanted[i].env, message)
             self._window.release(len(message.data))
 
         async with (
-            anyio.create_task_group() as judging,
+            anyio.create_task_group() as scoring,
             aclosing(fetched(self._bus, self._run, wanted)) as messages,
             AsyncExitStack() as stack,
         ):
-            message = await anext(messages)  # so that the others come while another block is judged
-            if not self._judge.is_asynchronous(wanted[0].env):
-                await stack.enter_async_context(self._at_once)
+            message = await anext(messages)  # so that the others come while another block is scored
+            if not self._scorer.is_asynchronous(wanted[0].env):
+                await stack.enter_async_context(self._one_block)
             began = time.monotonic()
             for i, found in enumerate(wanted):
                 if i:
                     message = await anext(messages)
                 await self._window.enter(len(message.data))
-                if self._judge.is_asynchronous(found.env):
-                    judging.start_soon(judge, i, message)
+                if self._scorer.is_asynchronous(found.env):
+                    scoring.start_soon(score, i, message)
                 else:
-                    await judge(i, message)
+                    await score(i, message)
                     await self._turns.give()
         return WorkerReply(block.number, [verdicts[i] for i in range(len(wanted))], time.monotonic() - began)
 

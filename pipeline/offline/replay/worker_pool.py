@@ -87,7 +87,7 @@ class WorkerPool:
             except _DiedError:
                 continue
         raise InfrastructureError(
-            f"{_MAX_DEATHS} workers died, one after the other, while they judged the rollouts from sequence "
+            f"{_MAX_DEATHS} workers died, one after the other, while they scored the rollouts from sequence "
             f"{wanted[0].seq} to {wanted[-1].seq}: see above what they said, or the kernel's log where memory was short"
         )
 
@@ -157,13 +157,12 @@ class _WorkerClient:
             fruitless = 0 if answered else fruitless + 1
             log.warning("a worker of the replay ended with code %s: another takes its place", process.returncode)
         raise InfrastructureError(
-            f"{_MAX_DEATHS} workers ended, one after the other, before they had judged anything, the last one with "
-            "code "
-            f"{process.returncode}: see above what they said"
+            f"{_MAX_DEATHS} workers ended, one after the other, before they had scored anything, the last one with "
+            f"code {process.returncode}: see above what they said"
         )
 
     async def _live(self, process: anyio.abc.Process) -> bool:
-        """Talk with a process until it ends, and return whether it judged anything."""
+        """Talk with a process until it ends, and return whether it scored anything."""
         stdin, stdout = (
             cast("anyio.abc.ByteSendStream", process.stdin),
             cast("anyio.abc.ByteReceiveStream", process.stdout),

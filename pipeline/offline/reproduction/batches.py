@@ -64,7 +64,7 @@ class LedgerReplayFacts:
 
 
 class _RewardedRollout(NamedTuple):
-    """A reward, which counts for copies of its group from sequence `first` on: another revision judges those below."""
+    """A reward, which counts for copies of its group from sequence `first` on: another revision scores those below."""
 
     first: int
     reward: GroupReward

@@ -176,7 +176,7 @@ async def test_a_rollout_that_kills_whoever_judges_it_ends_the_replay_by_name(wo
         "replay", "--revision", "dead", "--workers", "2", "--max-inflight", "4", RATERS.format("deadly")
     )
     assert code == 2
-    assert b"5 workers died, one after the other, while they judged the rollouts from sequence 7 to 7" in err, err
+    assert b"5 workers died, one after the other, while they scored the rollouts from sequence 7 to 7" in err, err
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
-"""Folds one environment's scores, in the order of ROLLOUTS, into rewards and a state to commit.
+"""Folds one environment's scores, in the order of ROLLOUTS, into rewards and a state to commit. Pure.
 
-Pure.
-
-The normalizer is that of the live run: its windows hold the selected groups and nothing else (see `windows`).
-So a replay of all history under the live settings gives the live rewards to the bit, and a replay of some of it depends
-on nothing that was not selected. Scores come in order and each group is resolved as it comes: after a step nothing
-waits, and a restart needs only the normalizer's own state and the scores of the one window still open.
+The normalizer is that of the live run: its windows hold the selected groups and nothing else
+(`normalizer/logic/windows.py`). So a replay of all history under the live settings gives the live rewards to the bit,
+and a replay of some of it depends on nothing that was not selected. Scores come in order and each group is resolved as
+it comes: after a step nothing waits, and a restart needs only the normalizer's own state and the scores of the one
+window still open.
 """
 
 import hashlib
@@ -27,8 +26,8 @@ __all__ = ["FoldCommit", "RewardFold", "extended_digest"]
 _Scores = list[Finite | None]
 
 
-class _OpenWindow(msgspec.Struct, frozen=True, array_like=True):
-    """A group of a window that is not folded; `scores` None: it has none. `more`: what else is folded, by key."""
+class _OpenGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group of a window that is still open; `scores` None: it has none. `more`: what else is folded, by key."""
 
     seq: Seq
     group: str
@@ -40,7 +39,7 @@ class _FoldState(msgspec.Struct, frozen=True):
     """A delta, with what the normalizer's steps changed, or with a whole state of it."""
 
     normalizer: Any
-    open: list[_OpenWindow]
+    open: list[_OpenGroup]
     digest: str
 
 
@@ -54,13 +53,13 @@ class FoldCommit(NamedTuple):
 
 
 class RewardFold:
-    """Feed it with `add`, in rising sequence; `step` hands out what was fed since the last one."""
+    """Feed it with `add_group`, in rising sequence; `step` hands out what was fed since the last one."""
 
     def __init__(self, env: str, normalization: NormalizationConfig, rule: RewardRule) -> None:
         self._normalizer = EnvNormalizer(env, normalization, rule.finish)
         self._rule = rule
-        self._open: list[_OpenWindow] = []
-        self._fed: list[tuple[_OpenWindow, GroupScore | None]] = []
+        self._open: list[_OpenGroup] = []
+        self._fed: list[tuple[_OpenGroup, GroupScore | None]] = []
         self._unscored: list[UnscoredGroup] = []
         self.fed = 0
         """Samples fed since the last step, and one more for each group."""
@@ -85,11 +84,11 @@ class RewardFold:
     def add_group(self, seq: int, group: str, score: GroupScore | None, reason: str = "") -> None:
         """Feed the group stored at `seq`; without a score comes the reason why it has none."""
         columns = {key: list(column) for key, column in self._rule.columns(score).items()} if score is not None else {}
-        part = _OpenWindow(seq, group, columns.pop(KEY, None), columns)
+        part = _OpenGroup(seq, group, columns.pop(KEY, None), columns)
         try:
             self._resolve(part)
         except DataError as error:  # scores that cannot be normalized: as in the live run, the group has none
-            part, reason = _OpenWindow(seq, group, None), str(error)
+            part, reason = _OpenGroup(seq, group, None), str(error)
             self._normalizer.resolve(group, seq, None, source=seq)
         if part.scores is None:
             self._unscored.append(UnscoredGroup(group=group, seq=seq, reason=reason[:500]))
@@ -122,12 +121,12 @@ class RewardFold:
         """Return the whole state as of the last step."""
         return msgspec.msgpack.encode(_FoldState(self._normalizer.state_dict(), self._open, self.digest))
 
-    def _resolve(self, part: _OpenWindow) -> None:
+    def _resolve(self, part: _OpenGroup) -> None:
         self._normalizer.member(part.seq, part.group)
         values = None if part.scores is None else {KEY: part.scores, **part.more}
         self._normalizer.resolve(part.group, part.seq, values, source=part.seq)
 
-    def _still_open(self) -> list[_OpenWindow]:
+    def _still_open(self) -> list[_OpenGroup]:
         watermark = self._normalizer.watermark
         return [part for part in self._open if part.seq >= watermark]
 
