@@ -1,4 +1,4 @@
-"""The ledger of a offline trainer on a bus in memory: the same however often killed, refused where wrong."""
+"""The ledger of an offline trainer on a bus in memory: the same however often killed, refused where wrong."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Batches of past rollouts, without a bus: the same from the same groups, each group with one outcome."""
+"""An offline trainer's batches, without a bus: the same from the same groups, each group with one outcome."""
 
 import math
 import random
