@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.calls.recorder import CallRecorder, end_group
 from lachesis.pipeline.calls.take_up import take_up
+from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer
@@ -194,7 +195,7 @@ class LeftGroups:
             return
         lost_s = recorder.known.seconds
         try:
-            await recorder.end("abandoned", reason=reason[:500], lost_s=lost_s)
+            await recorder.end("abandoned", reason=cut_middle(reason, 500), lost_s=lost_s)
         except InfrastructureError:
             return  # draining: the next life goes on with it, and finds the same
         self._count_lost(recorder.group, reason, lost_s)

@@ -22,6 +22,7 @@ import numpy as np
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.common.cures import with_cure
+from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
@@ -369,7 +370,7 @@ async def _reward(env: Environment, task: Task, session: Session) -> Reward:
             raise
         where = f"{type(env).__name__}.reward"
         log_failure(where, error)
-        raise InfrastructureError(f"{where}: {error_text(error)}"[:_MAX_TEXT_CHARS]) from error
+        raise InfrastructureError(cut_middle(f"{where}: {error_text(error)}", _MAX_TEXT_CHARS)) from error
 
 
 def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
@@ -562,8 +563,9 @@ def deciding_error(error: Exception) -> Exception:
 def describe_error(error: Exception) -> str:
     """Return what a user's code has raised, its place in the code, and how to mend it where that is known."""
     if isinstance(error, EnvironmentCodeError):
-        return without_secrets(str(error))[:_MAX_TEXT_CHARS]  # it says all of that, and was raised by this package
+        said = without_secrets(str(error))  # it says all of that, and was raised by this package
+        return cut_middle(said, _MAX_TEXT_CHARS)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    said = error_text(error).removesuffix(": ")[:_MAX_TEXT_CHARS]
+    said = cut_middle(error_text(error).removesuffix(": "), _MAX_TEXT_CHARS)
     return with_cure(said + where, error)

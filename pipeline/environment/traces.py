@@ -7,6 +7,7 @@ be unknown.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, generate_span, root_span
@@ -39,7 +40,7 @@ def traced_if_abandoned(
                 outcome="dropped" if isinstance(error, Exception) else "unfinished",
                 kept="ratio",
                 cause="abandoned",
-                reason=f"abandoned: {error_text(error)}"[:500],
+                reason=cut_middle(f"abandoned: {error_text(error)}", 500),
             )
             service.tracing.emit([*chats, generate_span(group, env, times), root_span(end)])
         raise

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.telemetry.figures import Exemplar, Exemplars
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
@@ -116,9 +117,9 @@ class ServiceMetrics:
                 Notice(
                     key=topic[:MAX_NOTICE_CHARS],
                     source=service,
-                    what=text[:MAX_NOTICE_CHARS],
+                    what=cut_middle(text, MAX_NOTICE_CHARS),
                     since_ns=self._problem_since_ns[topic],
-                    why=details.why[:MAX_NOTICE_CHARS],
+                    why=cut_middle(details.why, MAX_NOTICE_CHARS),
                     mend=details.mend[:MAX_NOTICE_CHARS],
                     held_up=list(details.held_up),
                     stops=details.stops,

@@ -34,6 +34,10 @@ __all__ = ["rollouts"]
 
 _ITEM_CHARS = 32
 _MAX_TURNS = 64
+_REWARD_IS = (
+    "a reward is the score as normalization and reward_config make it comparable with other tasks; advantages are "
+    "made of rewards"
+)
 _STATES = {"trained": "green", "batched": "green", "under way": "yellow", "dead": "red"}
 
 
@@ -210,6 +214,8 @@ def _head(view: GroupView) -> Iterator[Text]:
     )
     for rater, why in view.failures.items():
         yield Text(printable(f"{rater} gave no rating: {why}"), style="red")
+    if any(sample.reward is not None and sample.reward != sample.score for sample in view.samples):
+        yield Text(_REWARD_IS, style="dim")
     known = {"skill": view.skill, "difficulty": view.difficulty, "task": view.task or None}
     if known := {name: value for name, value in known.items() if value is not None}:
         yield Text(printable(msgspec.json.encode(known).decode()), style="dim")

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import anyio
+import tenacity
 
 import lachesis
 from lachesis.pipeline.common.user_code import FAILURE_LOG
@@ -30,8 +31,8 @@ _WORKER = "AnyIO worker thread"
 """Name of the threads in which stages call plain functions."""
 _END_S = 1.0
 """How long worker threads have to end once they get no more work; idle ones do at once."""
-_OURS = (_PACKAGE, f"{Path(anyio.__file__).parent}{os.sep}")
-"""Folders of this package, and of what runs its tasks."""
+_OURS = (_PACKAGE, *(f"{Path(str(library.__file__)).parent}{os.sep}" for library in (anyio, tenacity)))
+"""Folders of this package, and of the libraries that run its tasks and its retries."""
 
 
 def user_traceback(error: BaseException) -> str:

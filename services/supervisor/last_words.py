@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.services.process.reaper import LOG_NAME
 from lachesis.services.supervisor.restarts import describe_crash
 
@@ -28,7 +29,7 @@ def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
     say by itself that it ends (`noted`).
     """
     if (crash := describe_crash(lines)) is not None:
-        return _cut(crash)
+        return cut_middle(crash, _MAX_CHARS)
     kept = [line for line in lines if not _RULE.match(line) and not _REAPER.match(line)]
     if not kept:
         return ""
@@ -40,8 +41,4 @@ def last_words(lines: Sequence[str], *, drained: bool, noted: bool) -> str:
             return ""
         if level == "WARNING" and not noted and kept[head + 1].strip() == _TRACEBACK:
             return ""
-    return _cut(_HEAD.sub("", kept[-1]).strip(" |"))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 4]} ..."
+    return cut_middle(_HEAD.sub("", kept[-1]).strip(" |"), _MAX_CHARS)

@@ -49,3 +49,11 @@ def test_a_process_that_drained_says_why() -> None:
     line = "2026-11-27 14:22:05,713 INFO batcher drained"
     assert last_words([INFO, line], drained=True, noted=True) == "drained"
     assert last_words([INFO, line], drained=False, noted=True) == ""
+
+
+def test_the_end_of_a_long_reason_is_kept_as_its_beginning_is() -> None:
+    error = f"21 groups in a row failed; it wrote at last: {'^' * 3000} KeyError: 'settings'"
+    said = last_words([f"{ERROR} {error}"], drained=False, noted=True)
+    assert said.startswith("none of its 5 tasks leaves room 21 groups in a row failed")
+    assert said.endswith("KeyError: 'settings'")
+    assert len(said) == 500

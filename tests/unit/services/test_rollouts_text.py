@@ -1,0 +1,62 @@
+"""`lachesis rollouts GROUP` says what a reward is where it is not the score."""
+
+import pytest
+
+from lachesis.services.cli import rollouts
+from lachesis.services.observe.groups import GroupRow, GroupView, SampleView
+
+ROW = GroupRow(
+    group="0" * 32,
+    seq=1,
+    env="words",
+    item="a",
+    stored_ns=0,
+    policy_step=0,
+    samples=1,
+    tokens=3,
+    state="trained",
+    reason=None,
+    step=1,
+    score=1.0,
+    low=1.0,
+    high=1.0,
+    disagreement=None,
+    advantage=0.5,
+)
+
+
+def view(reward: float | None) -> GroupView:
+    sample = SampleView(
+        messages=[],
+        finish_reason="stop",
+        tokens=3,
+        sequences=1,
+        logprob=None,
+        score=1.0,
+        ratings={},
+        statuses={},
+        reward=reward,
+        advantage=0.5,
+        rewards={},
+        excluded=False,
+    )
+    return GroupView(
+        row=ROW,
+        item="a",
+        task={},
+        skill=None,
+        difficulty=None,
+        policy_versions=["0-a-b"],
+        prompt=[],
+        samples=[sample],
+        failures={},
+        verdict=None,
+    )
+
+
+@pytest.mark.parametrize(("reward", "says"), [(2.07, True), (1.0, False), (None, False)])
+def test_a_reward_that_is_not_the_score_is_explained(
+    reward: float | None, says: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollouts._print_group(view(reward))
+    assert ("a reward is the score as normalization" in capsys.readouterr().out) is says
