@@ -34,10 +34,10 @@ def pids(folder: Path) -> dict[str, int]:
     return found
 
 
-def wait_for_step(folder: Path, demo: "subprocess.Popen[bytes]", wanted: int) -> None:
+def wait_for_step(folder: Path, run: "subprocess.Popen[bytes]", wanted: int) -> None:
     while steps_trained(folder) < wanted:
-        if demo.poll() is not None:
-            sys.exit(f"the demo ended with code {demo.returncode} at step {steps_trained(folder)}; see {folder}.log")
+        if run.poll() is not None:
+            sys.exit(f"the run ended with code {run.returncode} at step {steps_trained(folder)}; see {folder}.log")
         time.sleep(0.05)
 
 
@@ -49,19 +49,23 @@ def kill_all(folder: Path, demo: "subprocess.Popen[bytes]", first: int, apart: i
     lost = []
     for number, name in enumerate([*names, "supervisor"]):
         wait_for_step(folder, demo, first + number * apart)
-        before = pids(folder)
-        os.kill(before[name], signal.SIGKILL)
-        killed, end = time.monotonic(), time.monotonic() + 30
-        while pids(folder).get(name, before[name]) == before[name] and time.monotonic() < end:
-            time.sleep(0.02)
-        back = time.monotonic() - killed
-        lost += [name] * (time.monotonic() >= end)
-        print(
-            f"step {steps_trained(folder):4}  killed {name:20} pid {before[name]:7}, "
-            f"its successor ran after {back:.2f} s",
-            flush=True,
-        )
+        lost += [name] * (not kill(folder, name))
     return lost
+
+
+def kill(folder: Path, name: str) -> bool:
+    """Kill a process, wait for its successor, and print how long that took; return whether it came within 30 s."""
+    before = pids(folder)
+    os.kill(before[name], signal.SIGKILL)
+    killed, end = time.monotonic(), time.monotonic() + 30
+    while pids(folder).get(name, before[name]) == before[name] and time.monotonic() < end:
+        time.sleep(0.02)
+    back = time.monotonic() - killed
+    print(
+        f"step {steps_trained(folder):4}  killed {name:20} pid {before[name]:7}, its successor ran after {back:.2f} s",
+        flush=True,
+    )
+    return time.monotonic() < end
 
 
 async def audit_streams(folder: Path) -> Audit:

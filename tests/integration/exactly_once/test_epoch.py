@@ -1,4 +1,4 @@
-"""The epoch order under kill -9: environments, curriculum, governor and broker die in the middle of a run.
+"""The epoch order under kill -9: environments, curriculum, governor, trainer and broker die in the middle of a run.
 
 No item is left out of an epoch, and none has two groups in it that count.
 """
@@ -29,7 +29,7 @@ SETS = {
     "environments.sums.params.largest": 5,
     "evaluation.sums.params.largest": 5,
 }
-VICTIMS = ["environment-sums-1", "environment-sums-2", "curriculum", "environment-sums-1", "governor"]
+VICTIMS = ["environment-sums-1", "environment-sums-2", "curriculum", "environment-sums-1", "governor", "trainer"]
 
 
 async def test_every_item_has_one_group_an_epoch_that_counts(tmp_path: Path) -> None:
