@@ -91,9 +91,9 @@ def check_integers(what: str, data: bytes | memoryview) -> None:
 
 
 def text_length(value: Any) -> int:
-    """Return the number of characters of all texts in a free-form value (see `check_plain`), keys among them.
+    """Return how many characters the texts in a free-form value have, keys among them.
 
-    What is no text counts as one character.
+    What is no text counts as one character. `check_plain` says what such a value is.
     """
     length, level = 0, [value]
     while level:

@@ -1,4 +1,4 @@
-"""Bounds what is in flight, in bytes and in messages: published, read ahead or being worked on. Pure."""
+"""Bounds what is in flight, in bytes and in messages: published, read ahead or being worked on."""
 
 from collections import deque
 

@@ -38,7 +38,7 @@ def settled_rollouts(entry: LedgerEntry) -> list[int]:
 
 
 def newest_group(entry: LedgerEntry) -> tuple[int, str] | None:
-    """Return the sequence and the group of the newest rollout that an entry names by its group; None: it names none."""
+    """Return sequence and group of the newest rollout that an entry names by its group, if any."""
     named = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
     named |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
     return max(named.items(), default=None)

@@ -1,1 +1,1 @@
-"""The stage runtime: services, stateless and stateful consumers, retries, dead letters, marks of streams."""
+"""The stage runtime: services, stateless and stateful stages, retries, dead letters, marks."""
