@@ -1,4 +1,4 @@
-"""Keeps the first policy that a run evaluates until that is done, so that an evaluator that is killed begins again.
+"""Keeps the first policy of a run until it is evaluated, so that a kill does not lose that.
 
 All later evaluations are compared with it, and by the time of a restart its weights may have been pruned.
 """
@@ -33,7 +33,7 @@ class FirstPolicy:
                 return record
         return None
 
-    def keep(self, record: PolicyRecord, weights: str) -> PolicyRecord:
+    def keep_weights(self, record: PolicyRecord, weights: str) -> PolicyRecord:
         """Keep a policy in place of any other, with a file of its weights; return its record as `load` does.
 
         Raises `OSError`, for example if the file has been pruned or the disk is full.

@@ -193,7 +193,7 @@ class _Evaluator:
         is_first = any(one.schedule.done is None for one, _ in due)
         try:
             if is_first:
-                record = await self._keep(record)
+                record = await self._keep_first(record)
             for one, items in due:
                 if await self.evaluate(record, one, items):
                     one.schedule.done = step
@@ -202,7 +202,7 @@ class _Evaluator:
         if is_first and not self.service.draining.is_set():
             await anyio.to_thread.run_sync(self.first.drop)
 
-    async def _keep(self, record: PolicyRecord) -> PolicyRecord:
+    async def _keep_first(self, record: PolicyRecord) -> PolicyRecord:
         """Keep a first policy until it is evaluated; return the record by which it is."""
         if record == await anyio.to_thread.run_sync(self.first.load):
             return record
@@ -210,7 +210,7 @@ class _Evaluator:
             async for attempt in self.service.retrying(f"fetch {record.version}"):
                 with attempt:
                     path = await self.receiver.path_of(record)
-            return await anyio.to_thread.run_sync(self.first.keep, record, path)
+            return await anyio.to_thread.run_sync(self.first.keep_weights, record, path)
         except (OSError, AccessError, DataError, NotFoundError, InfrastructureError) as error:
             log.info("policy %s is evaluated, but not kept for a restart: %s", record.version, error)
             return record
