@@ -153,7 +153,7 @@ async def hang_up(nc: Client, within_s: float) -> None:
 
 @contextmanager
 def requested_cancellations() -> Iterator[None]:
-    """Raise `ConnectionAbortedError` in place of a cancellation that nobody has requested.
+    """Raise `ConnectionAbortedError` in place of a cancellation that was not requested.
 
     A client whose connection ends cancels what it waits for itself. Its caller's task would end as if it had been
     cancelled, and no cancel scope would know why.
