@@ -21,7 +21,7 @@ from lachesis.pipeline.tasks.item_keys import Keys
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import HeldOutRecord
-from lachesis.schemas.errors import SchemaError, VersionError
+from lachesis.schemas.errors import ConfigError, SchemaError, VersionError
 
 __all__ = ["keep_record", "kept_record", "read_held_out", "settle_held_out"]
 
@@ -46,13 +46,16 @@ def keep_record(run: Path, env: str, record: HeldOutRecord | None) -> None:
 def kept_record(run: Path, env: str) -> HeldOutRecord | None:
     """Return the copy that `keep_record` made; None without one.
 
-    Raises `StoredValueError`, with its name, for one that is damaged.
+    Raises `StoredValueError`, with its name, for one that is damaged, and `ConfigError` for one that cannot be read:
+    without it, tasks might be held out that were trained on.
     """
     file = _copy(run, env)
     try:
         return decode(HeldOutRecord, read_small_file(file))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise ConfigError(f"{file} says which tasks are held out, and cannot be read: {error}") from error
     except VersionError as error:
         raise VersionError(f"{file}: {error}", error.version) from error
     except SchemaError as error:

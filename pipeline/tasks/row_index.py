@@ -8,6 +8,7 @@ only time.
 import hashlib
 import logging
 import os
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ _VERSION = 8
 _LARGE_BYTES = 4 << 20
 """A smaller file is read in a second or less."""
 _MAX_KEPT = 16
+_LEFT_S = 3600.0
+"""Age at which a partial file is one whose writer was killed."""
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +96,8 @@ def save_index(file: Path | None, index: RowIndex) -> None:
         partial.write_bytes(msgspec.msgpack.encode(index))
         partial.replace(file)
         kept = sorted(file.parent.glob("*.index"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
-        for old in kept[_MAX_KEPT:]:
+        left = [one for one in file.parent.glob("*.index.*") if one.stat().st_mtime < time.time() - _LEFT_S]
+        for old in (*kept[_MAX_KEPT:], *left):
             old.unlink(missing_ok=True)
     except OSError as error:
         log.info("the index of a data set is not kept, so each process looks through it: %s", error)

@@ -24,10 +24,8 @@ from lachesis.schemas.subjects import BUCKET, CALLS, LEDGER, WEIGHTS
 from lachesis.services.output import human_bytes
 from lachesis.services.run.scope import scope_of
 
-__all__ = ["FULL_AT", "check_readers", "check_room", "find_exhaustion", "writers_of"]
+__all__ = ["check_readers", "check_room", "find_exhaustion", "is_closed", "writers_of"]
 
-FULL_AT = 0.8
-"""Share of a stream's budget from which on no new leases are granted."""
 MANY_CONSUMERS = 500
 _MANY_READERS = 0.75
 """Share of the readers that an identity may have from which on it is named."""
@@ -51,12 +49,17 @@ async def find_exhaustion(bus: NatsBus, config: RunConfig, kinds: Iterable[str])
         with suppress(NotFoundError):  # it is not made yet
             found += check_readers(subjects.stream_name(config.run, kind), await bus.consumer_names(kind))
             usage = await bus.usage(kind)
-            if kind != WEIGHTS and usage.bytes >= FULL_AT * usage.max_bytes > 0:  # old weights make room by themselves
+            if is_closed(config, kind, usage):
                 by_writer = await (
                     _keys_by_writer(bus, config) if kind == BUCKET else _bytes_by_writer(bus, config, kind, usage)
                 )
                 found.append(check_room(config, kind, usage, by_writer))
     return found
+
+
+def is_closed(config: RunConfig, kind: str, usage: StreamUsage) -> bool:
+    """Return whether a stream is so full that no new leases are granted. Old weights make room by themselves."""
+    return kind != WEIGHTS and usage.bytes >= config.flow.close_at * usage.max_bytes > 0
 
 
 def check_readers(stream: str, consumers: Sequence[str]) -> Iterator[DoctorFinding]:

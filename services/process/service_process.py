@@ -4,12 +4,12 @@ It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
 Exit codes: 0 its work is finished, or it drained on request, 1 a bug (traceback), 2 cannot start (the message says
-what to do), 3 fenced by another writer, 4 the drain took too long (`drain_limit` ends what cannot be cancelled),
-5 drained under a supervisor, 6 the server refused its credentials, 7 a setting was changed that stored data depends on,
+what to do), 3 fenced by another writer, 4 the drain took too long (`drain_limit` ends what cannot be cancelled), 5
+drained under a supervisor, 6 the server refused its credentials, 7 a setting was changed that stored data depends on,
 8 a disk was full where it could not wait for room, 9 another rank of the trainer was lost, 10 the code that it runs
 failed, group after group or by ending the process, 11 a step of the trainer does not fit into memory, 12 the server
-does not permit it a subject, 13 a server over HTTP refused its key. A supervisor believes a code only if the process
-has noted it (`exit_note`).
+does not permit it a subject, 13 a server over HTTP refused its key, 14 the server lost history. A supervisor believes
+a code only if the process has noted it (`exit_note`).
 """
 
 import faulthandler

@@ -150,7 +150,7 @@ async def _open(owned: _Owned, left_out: dict[str, set[int]]) -> str | None:
 
 
 async def _find_skips(bus: NatsBus, owned: _Owned) -> dict[str, set[int]] | None:
-    """Return the fewest newest messages without which it opens, None if it does so without none of them."""
+    """Return the fewest newest messages without which it opens, None if it opens without none, too."""
     stream, noted = owned.stream, await read_left_out(bus)
     seqs = [seq for seq in await _sequences(bus, stream, owned.subject) if seq not in noted.get(stream, ())]
     states = [] if owned.snapshots is None else await _sequences(bus, LEDGER, owned.snapshots)

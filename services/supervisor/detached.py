@@ -32,6 +32,7 @@ from lachesis.services.run.supervisor_state import (
     SupervisorState,
     read_record,
 )
+from lachesis.services.supervisor.log_limit import read_tail
 
 __all__ = ["start_run", "stop_run"]
 
@@ -39,7 +40,6 @@ Tell = Callable[[str], None]
 _LOOK_S = 0.2
 """Seconds between two looks at a run that is stopping."""
 _TAIL_LINES = 15
-_MAX_LOG_BYTES = 1 << 16
 
 
 async def start_run(config: RunConfig, arguments: Sequence[str], tell: Tell, *, wait: bool = True) -> RunState:
@@ -66,7 +66,7 @@ async def start_run(config: RunConfig, arguments: Sequence[str], tell: Tell, *, 
             with _keeper(arguments, log, address) as keeper:
                 ended = await _until(keeper, messages, tell, wait=wait)
     if ended:
-        said = _tail(output, begun_at)
+        said = read_tail(output, begun_at, _TAIL_LINES) or "nothing"
         if is_new and not (config.path / STATE_FILE).exists():  # it never began: nothing is left of the attempt
             output.unlink()
             config.path.rmdir()
@@ -201,12 +201,3 @@ def _progress(overview: RunState) -> str:
         name for name, pid in overview.pids.items() if pid is not None and name not in {"supervisor", "nats-server"}
     ]
     return f"{overview.state}: {len(left)} processes left" + (f", {', '.join(sorted(left)[:4])}" if left else "")
-
-
-def _tail(file: Path, start: int) -> str:
-    """Return the last lines of what was written to `file` after its first `start` bytes."""
-    with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(start, size - _MAX_LOG_BYTES))
-        lines = opened.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_TAIL_LINES:]) or "nothing"

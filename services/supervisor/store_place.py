@@ -104,7 +104,7 @@ def _identity(path: Path) -> _Identity | None:
 def _deleted_files(pid: int, store: Path) -> set[Path]:
     """Return the files below `store` that a process has open and that have no name any more.
 
-    None where the system does not say.
+    None of them where the system does not say.
     """
     found = set()
     with suppress(OSError):

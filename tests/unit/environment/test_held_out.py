@@ -17,6 +17,7 @@ from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strateg
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.environment.held_out import kept_record
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.stage import _Producer
 from lachesis.pipeline.evaluator import evaluated_env
@@ -29,6 +30,7 @@ from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
+from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
 pytestmark = pytest.mark.outside
@@ -403,3 +405,10 @@ async def test_prompts_that_are_made_in_another_way_than_at_the_last_start_are_n
     note = await start(env, tokenizer)
     assert note is None if named is None else named in note
     assert await start(env, tokenizer) is None, "it is said at the start after the change"
+
+
+def test_a_copy_that_cannot_be_read_is_refused_and_is_not_called_missing(tmp_path):
+    assert kept_record(tmp_path, "sums") is None
+    (tmp_path / "held_out.sums.msgpack").mkdir()
+    with pytest.raises(ConfigError, match=r"held_out\.sums\.msgpack says which tasks are held out, and cannot be read"):
+        kept_record(tmp_path, "sums")

@@ -16,10 +16,11 @@ from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, Run
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.wandb.config import WandbConfig
+from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.services.preflight import cluster, machine, server
-from lachesis.services.preflight.exhaustion import check_readers, check_room, writers_of
+from lachesis.services.preflight.exhaustion import check_readers, check_room, is_closed, writers_of
 from lachesis.services.preflight.ports import check_ports
 
 
@@ -301,6 +302,14 @@ def test_a_stream_that_is_nearly_full_says_who_filled_it_and_what_to_do() -> Non
     bucket = check_room(RunConfig(run="one"), "KEYS", usage, {"scorer": 1})
     assert "no new leases" not in bucket.text
     assert "lachesis gc --attempts" in (bucket.mend or "")
+
+
+@pytest.mark.parametrize(("close_at", "closed"), [(0.95, False), (0.9, True), (0.85, True)])
+def test_a_stream_is_called_full_where_the_governor_stops(close_at: float, closed: bool) -> None:
+    usage = StreamUsage(first=1, last=9, messages=9, bytes=90, max_bytes=100, lost_bytes=0)
+    config = RunConfig(run="one", flow=FlowConfig(close_at=close_at))
+    assert is_closed(config, "ROLLOUTS", usage) is closed
+    assert not is_closed(config, "WEIGHTS", usage)
 
 
 @pytest.mark.outside
