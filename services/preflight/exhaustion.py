@@ -58,7 +58,7 @@ async def find_exhaustion(bus: NatsBus, config: RunConfig, kinds: Iterable[str])
 
 
 def is_closed(config: RunConfig, kind: str, usage: StreamUsage) -> bool:
-    """Return whether a stream is so full that no new leases are granted. Old weights make room by themselves."""
+    """Return whether a stream is so full that no leases are granted. Old weights make room by themselves."""
     return kind != WEIGHTS and usage.bytes >= config.flow.close_at * usage.max_bytes > 0
 
 

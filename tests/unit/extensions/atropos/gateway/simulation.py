@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -106,6 +107,7 @@ class _Run:
         self.governor = Governor(flow, batching, term="t")
         self.governor.usage(dict.fromkeys(MEASURED_STREAMS, _ROOM), math.inf)  # as if measured just now, always
         self.bus = self
+        self.vitals = SimpleNamespace(state="ok")
         self.draining = anyio.Event()
         self.trained = Trained(batching.batch_size)
         self.run = "r"
