@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import ServiceSpec, load_place, with_added
@@ -127,9 +128,10 @@ def load_stage(spec: ServiceSpec) -> Stage:
     Raises `StartupError`, which names the extra to install, when a package is missing.
     """
     try:
-        run = load_place(spec.stage)
-        if spec.backend is not None:
-            load_place(spec.backend)
+        with uncollected_imports():
+            run = load_place(spec.stage)
+            if spec.backend is not None:
+                load_place(spec.backend)
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise

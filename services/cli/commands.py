@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from lachesis import __version__
+from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.pipeline.errors import StartupError
 
 __all__ = ["COMMANDS", "GROUP", "Command", "app", "load_command"]
@@ -162,7 +163,8 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, None if command is None else load_command(_ALL[str(command.name)]), rest
+        with uncollected_imports():
+            return name, None if command is None else load_command(_ALL[str(command.name)]), rest
 
 
 app = typer.Typer(

@@ -15,6 +15,7 @@ ends.
 
 import atexit
 import gc
+import importlib
 import math
 import os
 import select
@@ -26,17 +27,21 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import msgspec
 from setproctitle import setproctitle
 
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.common.late_output import keep_output
+from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
 from lachesis.services.registry import CORE, load_stage
 
 __all__ = [
     "MAX_REQUEST_BYTES",
     "PRELOADED",
+    "USED_LATER",
     "ForkRequest",
     "ForkServerOutdated",
     "ForkServerReady",
@@ -55,6 +60,11 @@ PRELOADED = {
 
 Those of extensions are not among them: what they import may fail, or not go with a fork.
 """
+USED_LATER = {
+    "plain": ("httpcore", "numpy.ma"),
+    "torch": ("httpcore", "numpy.ma", "lachesis.pipeline.inference.engines.reference.serve"),
+}
+"""Modules that are otherwise imported when a service first uses them, by each one for itself."""
 MAX_REQUEST_BYTES = 1 << 16
 """Bytes of a message at most."""
 _EXIT_INTERRUPTED = 130
@@ -103,6 +113,11 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     server = _ForkServer(requests, _listen(door))
     for name in PRELOADED[kind]:
         load_stage(CORE[name])
+    with uncollected_imports():
+        for module in USED_LATER[kind]:
+            with suppress(ModuleNotFoundError):  # the service that needs it says so
+                importlib.import_module(module)
+        anyio.run(anyio.lowlevel.checkpoint)  # anyio imports its event loop when the first one runs
     return server.serve()
 
 
@@ -165,7 +180,6 @@ class _ForkServer:
     def serve(self) -> ForkRequest | None:
         """Fork until it is no longer needed. For what it returns see `serve_forks`."""
         self._imported = _state_of(getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        gc.collect()
         gc.freeze()  # what is shared with the children stays shared
         self._welcome()
         while self._children or time.monotonic() < self._leaves_at:
