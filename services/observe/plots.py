@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.pipeline.common.fsync import replace_file
+from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.schemas.annotations import EvalEvent
 
 __all__ = ["draw_run"]
@@ -20,7 +21,8 @@ def draw_run(folder: Path, steps: Sequence[Mapping[str, float]], evaluations: Se
 
     `steps`: the figures of each step. Raises ImportError without matplotlib.
     """
-    from matplotlib.figure import Figure
+    with uncollected_imports():
+        from matplotlib.figure import Figure
 
     drawings = {
         "reward": _draw_rewards(steps),
@@ -31,7 +33,8 @@ def draw_run(folder: Path, steps: Sequence[Mapping[str, float]], evaluations: Se
     for name, draw in drawings.items():
         if draw is None:
             continue
-        figure: Any = Figure(figsize=(7, 4), layout="constrained")
+        figure: Any = Figure(figsize=(7, 4))
+        figure.subplots_adjust(left=0.16, right=0.97, bottom=0.13, top=0.92)  # matplotlib's own layouts draw it twice
         draw(figure.subplots())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.png"

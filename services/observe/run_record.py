@@ -34,6 +34,8 @@ from lachesis.services.run.file import run_file_of
 
 __all__ = ["RunSummaryWriter"]
 
+_MIN_DRAWN_STEPS = 10
+"""Steps from which on plots are drawn. Fewer make no curve, and drawing takes a second of a core."""
 _HEALTH = "health"
 _LARGE_STEP = "trainer", "step"
 
@@ -91,12 +93,14 @@ class RunSummaryWriter(RunWatcher):
     ) -> Iterator[str]:
         """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed.
 
+        A run of fewer than ten steps has no plots, and one that only evaluates has some from its second policy on.
         Nothing is written where the run's folder was deleted under it, or its disk is full: the run ends all the same.
         """
         path, steps = self._config.path, read_steps(self._config.path)
         plots = path / PLOTS
         problem = None
-        if (steps or events) and path.is_dir():
+        is_drawn = len(steps) >= _MIN_DRAWN_STEPS or (not steps and len({event.policy_step for event in events}) > 1)
+        if is_drawn and path.is_dir():
             try:
                 shortage = write_if_room(plots, partial(draw_run, plots, steps, events))
                 problem = None if shortage is None else _not_written("no plots", shortage)
@@ -106,7 +110,7 @@ class RunSummaryWriter(RunWatcher):
             "folder": path,
             "config": run_file_of(self._config),
             "metrics": path / METRICS_FILE,
-            **({} if problem else {"plots": plots}),
+            **({} if problem or not is_drawn else {"plots": plots}),
             "checkpoints": path / CHECKPOINTS,
             "logs": path / "logs",
         }
@@ -131,7 +135,8 @@ class RunSummaryWriter(RunWatcher):
         shortage = write_if_room(file, partial(replace_file, file, content))
         yield _headline(summary)
         if shortage is None:
-            yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
+            few = f"; plots are drawn from {_MIN_DRAWN_STEPS} steps on" if steps and not is_drawn else ""
+            yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else few)
         else:
             file.unlink(missing_ok=True)  # one of an earlier end says nothing about this one
             yield _not_written("no summary", shortage)

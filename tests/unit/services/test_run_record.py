@@ -27,6 +27,13 @@ def record(
     return RunSummaryWriter(RunConfig(run="r", folder=str(folder), training=TrainingConfig(steps=steps)))
 
 
+def trained(folder: Path, steps: int) -> None:
+    """Write the figures of `steps` steps into the folder of a run, all 7 s from now."""
+    at = time.time() + 7.0
+    rows = [{"train/step": float(step), "train/time": at, "reward/mean": step / 100} for step in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
 def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = tmp_path / "checkpoints" / "step-00000040"
     texts = [record(tmp_path, steps, monkeypatch).describe_start() for steps in (100, None, 40)]
@@ -41,9 +48,7 @@ def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.slow
 def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = record(tmp_path, 100, monkeypatch)
-    at = time.time() + 7.0
-    rows = [{"train/step": float(step), "train/time": at, "reward/mean": step / 100} for step in range(1, 51)]
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    trained(tmp_path, 50)
     said = list(one.conclude([], [], {"trainer": 1}))
     assert said[0].startswith("run r stopped, from step 40 to 50 of 100 in ")
     assert said[0].endswith(" s, the first step after 7.0 s; reward 0.03 at first, 0.48 at last")
@@ -52,6 +57,16 @@ def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkey
     assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
     assert (tmp_path / "plots" / "reward.png").is_file()
     assert "failed" in next(iter(one.conclude([], [], {}, "no server")))
+
+
+def test_an_end_after_too_few_steps_for_a_curve_draws_none_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, 9)
+    said = list(record(tmp_path, 100, monkeypatch).conclude([], [], {}))
+    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}; plots are drawn from 10 steps on"]
+    assert not (tmp_path / "plots").exists()
+    assert "plots" not in msgspec.json.decode((tmp_path / "summary.json").read_bytes())["places"]
 
 
 def test_an_end_names_what_the_model_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +94,7 @@ def test_an_end_does_not_wait_for_room_and_leaves_no_summary_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = record(tmp_path, 100, monkeypatch)
-    figures = {"train/step": 41.0, "train/time": time.time(), "reward/mean": 0.5}
-    (tmp_path / "metrics.jsonl").write_bytes(msgspec.json.encode(figures) + b"\n")
+    trained(tmp_path, 10)
     assert "summary in" in list(one.conclude([], [], {}))[1]
 
     def full(descriptor: int) -> None:
