@@ -185,6 +185,8 @@ class Supervisor:
         elsewhere = {row.service for row in planned if config.trains_elsewhere(row.service, row.part)}
         forked = {row.service for row in planned} - elsewhere
         self._forks = ForkServers(self.arguments, forked if config.services.forkserver else (), config.path)
+        self._goes_on = False
+        """Whether the services have just run, under a supervisor that was killed: its fork servers were taken over."""
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._pids = DeferredFile(config.path / _PIDS_FILE)
@@ -245,8 +247,9 @@ class Supervisor:
                 await self._unless_stopped(write_run_file, self.config)
                 if not self._stop.is_set():
                     register_run(self.config, self.file)
-                    async with background() as noticing:
-                        noticing.start_soon(self._notices.watch_run)
+                    async with background() as beside:
+                        beside.start_soon(self._notices.watch_run)
+                        self._goes_on = await beside.start(self._forks.keep_running)  # they import meanwhile
                         await self._run_with_server()
             finally:
                 self._enter("ended")
@@ -337,12 +340,11 @@ class Supervisor:
         try:
             with anyio.CancelScope() as starting:
                 tasks.start_soon(self._cancel_on_stop, starting)
-                just_ran = await tasks.start(self._forks.keep_running)
                 for phase in sorted({row.planned.phase for row in self.running}):
                     rows = [row for row in self.running if row.planned.phase == phase]
                     for row in rows:
                         tasks.start_soon(self._keep_running, row)
-                    if not just_ran:
+                    if not self._goes_on:
                         await self._ready(rows)
                 await self._ready(self.running)
                 log.info("all %d processes are ready", len(self.running))

@@ -110,6 +110,8 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(folder: Path)
     assert len(set(running.values())) == len(running)
     assert all(f"ready: {name}, pid {running[name]}" in said for name in NAMES - {"supervisor"})
     processes = [psutil.Process(pid) for pid in running.values()]
+    importing = next(one for one in psutil.Process(running["batcher"]).parents() if "forkserver" in one.cmdline())
+    assert importing.create_time() <= psutil.Process(running["nats-server"]).create_time(), "it imports meanwhile"
     (folder / "run.toml").unlink()  # the services, and the caller by the run's name, go by the one in its folder
     away = folder / "away"
     away.mkdir()
