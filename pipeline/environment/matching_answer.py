@@ -220,6 +220,6 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
 
 
 def _is_within(value: float, schema: Mapping[str, Any]) -> bool:
-    return schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf) and schema.get(
-        "exclusiveMinimum", -math.inf
-    ) < value < schema.get("exclusiveMaximum", math.inf)
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
+    return bool(low <= value <= high and above < value < below)
