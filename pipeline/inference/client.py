@@ -39,6 +39,7 @@ from lachesis.pipeline.errors import (
 )
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.connection_stack import ConnectionStack
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -191,7 +192,7 @@ class InferenceClient:
         self._requested = requested
         self._proxy = describe_proxy(config.url)
 
-        def connections(limits: httpx.Limits) -> httpx.AsyncClient:
+        def connections(limits: httpx.Limits, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
             return httpx.AsyncClient(
                 base_url=config.url,
                 headers={} if token is None else {"Authorization": f"Bearer {token}"},
@@ -201,8 +202,10 @@ class InferenceClient:
                 trust_env=not is_on_this_machine(config.url),  # a proxy leads elsewhere
             )
 
-        self._http = connections(httpx.Limits(max_connections=config.max_connections))
-        self._observing = connections(httpx.Limits(max_keepalive_connections=0))
+        most = config.max_connections
+        kept = ConnectionStack(most) if transport is None and not self._proxy else transport
+        self._http = connections(httpx.Limits(max_connections=most), kept)
+        self._observing = connections(httpx.Limits(max_keepalive_connections=0), transport)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

@@ -8,9 +8,11 @@
 histories, retries, sub-agents, compaction. Each session has an engine of the tests' own, which spells its answers in
 random pieces and remembers all that it has sampled; the recorded sequences are compared with that, token by token and
 logprob by logprob. `latency` runs `lachesis up` on a tiny random model, holds conversations with the endpoint, and the
-same ones with the run's inference server itself, in turn, and prints the latency of a call and the processor time. A
-tiny model uses up the processors of a small machine, whose queues are then what is measured: `--engine constant` puts a
-stand-in in the place of the inference server, which answers each request after the same time (`constant_engine.py`).
+same ones with the run's inference server itself and with a process that only forwards to it, in turn, and prints the
+latency of a call and the processor time. What the forwarder adds is the floor: the machine and the client of the
+benchmark cost any process in between as much. A tiny model uses up the processors of a small machine, whose queues are
+then what is measured: `--engine constant` puts a stand-in in the place of the inference server, which answers each
+request after the same time (`constant_engine.py`).
 """
 
 import argparse
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -43,6 +45,7 @@ from unit.extensions.endpoint.test_recording import (
 )
 
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
+from lachesis.pipeline.inference.connection_stack import ConnectionStack
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
 TURNS = 6
@@ -51,7 +54,7 @@ PAUSE_S = 0.05, 0.55
 ENGINE_S = 0.2
 """Of each answer of the stand-in."""
 ATTEMPTS = 4
-ENVIRONMENT, ENGINE = "environment-words", "inference-policy"
+ENVIRONMENT, ENGINE, FORWARDER = "environment-words", "inference-policy", "forwarder"
 CONFIG = """
 run = "bench"
 model = "model"
@@ -204,16 +207,21 @@ def free_port() -> int:
 
 
 @contextmanager
-def stand_in(folder: Path, port: int) -> Iterator[int]:
-    """Run the stand-in for an inference server while the context lasts; yields its process id."""
-    place = Path(__file__).with_name("constant_engine.py")
-    given = ["--folder", str(folder / "model"), "--port", str(port), "--seconds", str(ENGINE_S)]
-    engine = subprocess.Popen([sys.executable, str(place), *given], stdin=subprocess.DEVNULL)
+def program(name: str, *given: str) -> Iterator[int]:
+    """Run a program of this folder while the context lasts; yields its process id."""
+    place = Path(__file__).with_name(name)
+    process = subprocess.Popen([sys.executable, str(place), *given], stdin=subprocess.DEVNULL)
     try:
-        yield engine.pid
+        yield process.pid
     finally:
-        engine.terminate()
-        engine.wait()
+        process.terminate()
+        process.wait()
+
+
+def stand_in(folder: Path, port: int) -> AbstractContextManager[int]:
+    """Run the stand-in for an inference server while the context lasts; yields its process id."""
+    given = ["--folder", str(folder / "model"), "--port", str(port), "--seconds", str(ENGINE_S)]
+    return program("constant_engine.py", *given)
 
 
 async def latency(count: int, rounds: int, folder: Path, engine: str) -> None:
@@ -278,26 +286,74 @@ async def _started(http: httpx.AsyncClient, port: int, folder: Path) -> dict[str
         await anyio.sleep(0.2)
 
 
+class Figures(NamedTuple):
+    """`times`: seconds of each call, by kind; `cpu`: processor seconds, by kind and process."""
+
+    times: dict[str, list[float]]
+    cpu: dict[str, float]
+
+
 async def _measure(http: httpx.AsyncClient, count: int, rounds: int, bench: BenchRun) -> None:
+    place = bench.folder / "runs" / "bench" / "inference" / "policy.url"
+    address = place.read_text().strip() if bench.engine is None else bench.engine.url
+    server, forwarded = httpx.URL(address), free_port()
+    urls = {
+        "engine": address,
+        FORWARDER: f"http://127.0.0.1:{forwarded}",
+        "endpoint": f"http://127.0.0.1:{bench.port}",
+    }
+    figures = Figures({kind: [] for kind in urls}, {})
+    with program("forwarder.py", str(forwarded), server.host, str(server.port)) as forwarder:
+        while not await _answers(http, urls[FORWARDER]):  # noqa: ASYNC110 - another process, which sets no event
+            await anyio.sleep(0.1)
+        await _measure_rounds(http, (count, rounds), bench, urls, {FORWARDER: forwarder}, figures=figures)
+    shown = {kind: quantiles(found, n=100) for kind, found in figures.times.items()}
+    for kind, found in figures.times.items():
+        spent = ", ".join(
+            f"{figures.cpu[f'{kind} {name}'] / len(found) * 1e3:.2f} ms of {name}"
+            for name in (ENVIRONMENT, ENGINE, FORWARDER)
+        )
+        p50, p99 = shown[kind][49] * 1e3, shown[kind][98] * 1e3
+        print(f"{kind}: {len(found)} calls, p50 {p50:.1f} ms, p99 {p99:.1f} ms; CPU a call: {spent}")
+    for name, at in (("p50", 49), ("p99", 98)):
+        own, floor = ((shown[kind][at] - shown["engine"][at]) * 1e3 for kind in ("endpoint", FORWARDER))
+        print(f"added {name}: {own:.1f} ms by the endpoint, {floor:.1f} ms by a process that only forwards")
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await http.get(f"{url}/health")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def _measure_rounds(
+    http: httpx.AsyncClient,
+    size: tuple[int, int],
+    bench: BenchRun,
+    urls: dict[str, str],
+    others: dict[str, int],
+    *,
+    figures: Figures,
+) -> None:
+    """Hold the conversations with each of `urls` in turn. `size`: sessions, rounds. `others`: further processes."""
     folder, port, engine = bench
-    run = folder / "runs" / "bench"
-    times: dict[str, list[float]] = {"endpoint": [], "engine": []}
-    cpu: dict[str, float] = {}
+    count, rounds = size
+    times, cpu = figures
     for number in range(rounds + 1):
         began = [await _started(http, port, folder) for _ in range(count)]
-        pids = {name: int(pid) for name, pid in json.loads((run / "pids.json").read_text()).items()}
-        if engine is None:
-            address = (run / "inference" / "policy.url").read_text().strip()
-        else:
-            address, pids[ENGINE] = engine
-        for kind in ("engine", "endpoint"):
-            before = {name: cpu_of(pids[name]) for name in (ENVIRONMENT, ENGINE)}
+        read = json.loads((folder / "runs" / "bench" / "pids.json").read_text())
+        pids = {name: int(pid) for name, pid in read.items()} | others
+        if engine is not None:
+            pids[ENGINE] = engine.pid
+        for kind, url in urls.items():
+            before = {name: cpu_of(pids[name]) for name in (ENVIRONMENT, ENGINE, FORWARDER)}
             busy = _busy_s()
             found: list[float] = []
-            async with anyio.create_task_group() as tasks:
+            client = httpx.AsyncClient(timeout=600, transport=ConnectionStack(count), trust_env=False)
+            async with client, anyio.create_task_group() as tasks:
                 for one in began:
-                    url = address if kind == "engine" else f"http://127.0.0.1:{port}"
-                    tasks.start_soon(hold, http, url, str(one["key"]), found)
+                    tasks.start_soon(hold, client, url, str(one["key"]), found)
             if number:  # the first round warms up
                 times[kind] += found
                 for name, begun_s in before.items():
@@ -306,19 +362,6 @@ async def _measure(http: httpx.AsyncClient, count: int, rounds: int, bench: Benc
                 print(f"round {number}, {kind}: the machine's processors were busy for {spent_s / all_s:.0%}")
         for place, one in enumerate(began):
             await http.post(f"{one['url']}/reward", json={"reward": float(place % 2)})
-    shown = {}
-    for kind, found in times.items():
-        cuts = quantiles(found, n=100)
-        shown[kind] = cuts
-        spent = ", ".join(
-            f"{cpu[f'{kind} {name}'] / len(found) * 1e3:.2f} ms of {name}" for name in (ENVIRONMENT, ENGINE)
-        )
-        print(
-            f"{kind}: {len(found)} calls, p50 {cuts[49] * 1e3:.1f} ms, p99 {cuts[98] * 1e3:.1f} ms; CPU a call: {spent}"
-        )
-    for name, at in (("p50", 49), ("p99", 98)):
-        own, direct = shown["endpoint"][at], shown["engine"][at]
-        print(f"added {name}: {(own - direct) * 1e3:.1f} ms, {own / direct:.2f} times the direct call")
 
 
 def main() -> None:
