@@ -15,8 +15,10 @@ import httpx
 
 __all__ = ["ConnectionStack"]
 
-_IDLE_S = 5.0
-"""Seconds after which a connection that is not used is closed: those after which servers (vLLM's) do so themselves."""
+_IDLE_S = 60.0
+"""Seconds after which a connection that is not used is closed. The reference server keeps it for 75 s. vLLM closes it
+earlier, which is noticed before a request is sent. Each new connection costs a comparison of the server
+(`IdentityGuard`), so those of agents that work for some seconds between two calls are kept."""
 
 
 class ConnectionStack(httpx.AsyncBaseTransport):

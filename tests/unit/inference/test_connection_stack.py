@@ -98,10 +98,10 @@ async def test_a_connection_that_is_not_used_is_closed() -> None:
                 tasks.start_soon(http.get, server.url)
             await until(lambda: server.requests == 4)
             server.may_answer.set()
-        now_s = 4.0
+        now_s = 50.0
         await http.get(server.url)
         assert server.closed == 0
-        now_s = 8.0
+        now_s = 100.0
         await http.get(server.url)
         await until(lambda: server.closed == 3)
         assert server.opened == 4
