@@ -73,6 +73,10 @@ class ServerAwayError(InfrastructureError):
     no process listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
 
 
+class GroupTakenError(InfrastructureError):
+    """Raised where a process may work on a group no more: its lease has ended, and another one may go on with it."""
+
+
 class NotResumableError(InfrastructureError):
     """Raised when a conversation cannot go on from its record; nothing that the model said is the cause."""
 

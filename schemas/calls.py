@@ -82,8 +82,8 @@ class CallKey(NamedTuple):
 
 
 class _Record(Event, frozen=True, kw_only=True):
-    """`life` is the epoch of the process that wrote it: records of an earlier life than the group's last start are
-    those of a process that another one has replaced."""
+    """`life` is the number of the start under which it was written, which rises from start to start of a group: records
+    of a lower one than the last start's are those of a process that another one has replaced."""
 
     group: str
     life: Count
@@ -99,7 +99,9 @@ class GroupStart(_Record, frozen=True, kw_only=True):
     `holder` is the process, in its `life` of that number. `producer`, `epoch` and `counter` are those that the rollout
     will have, whichever life publishes it, as it will have the id `group`. `item` names the task and `dispatch` its
     index and why it was drawn; None: tasks have no index. `claim` is the place of the epoch that the group is for.
-    `fruitless`: how many starts in a row have added no record.
+    `fruitless`: how many starts in a row have added no record. `known_seq`: the sequence of the last record that this
+    life goes on from, 0 for a new group. What lies between it and this start was written by a process that had lost the
+    group, and was handed out to no caller: it is no part of the group.
     """
 
     run: str
@@ -116,6 +118,7 @@ class GroupStart(_Record, frozen=True, kw_only=True):
     dispatch: Dispatch | None = None
     claim: EpochClaim | None = None
     fruitless: Count = 0
+    known_seq: Count = 0
 
     def check(self) -> None:
         super().check()

@@ -61,6 +61,8 @@ class RecordedGroup:
     sessions: dict[str, RecordedSession] = field(default_factory=dict)
     since_start: int = 0
     """Records stored since the newest start."""
+    last_seq: int = 0
+    """The sequence of the last record that was read."""
 
     @property
     def seconds(self) -> float:
@@ -89,27 +91,39 @@ def fold_records(records: Iterable[StoredRecord]) -> RecordedGroup | None:
 
     Raises `SchemaError` if a record cannot be read, since what comes behind it may rest on it.
     """
-    group: RecordedGroup | None = None
+    start: GroupStart | None = None
+    kept: list[tuple[int, SessionCall | ToolResults | SessionEnd]] = []
+    since_start = last_seq = 0
     for record in records:
         event = decode(_KINDS[record.kind], record.data)
+        last_seq = record.seq
         if isinstance(event, GroupStart):
-            if group is not None and event.life < group.start.life:
-                continue
-            sessions = {} if group is None else group.sessions
-            group = RecordedGroup(event, sessions)
+            if start is None or event.life >= start.life:
+                start, since_start = event, 0
+                kept = [(seq, one) for seq, one in kept if not event.known_seq or seq <= event.known_seq]
             continue
-        if group is None:
+        if start is None:
             raise SchemaError(f"a record of kind {record.kind} at sequence {record.seq} has no start before it")
-        if getattr(event, "life", 0) < group.start.life:
+        if getattr(event, "life", 0) < start.life:
             continue
-        group.since_start += 1
+        since_start += 1
+        if isinstance(event, GroupEnd):
+            return None
+        if isinstance(event, SessionCall | ToolResults | SessionEnd):
+            kept.append((record.seq, event))
+    return None if start is None else RecordedGroup(start, _sessions(kept), since_start, last_seq)
+
+
+def _sessions(records: Iterable[tuple[int, SessionCall | ToolResults | SessionEnd]]) -> dict[str, RecordedSession]:
+    """Return the sessions of records, by name."""
+    found: dict[str, RecordedSession] = {}
+    for _, event in records:
+        session = found.setdefault(event.session, RecordedSession())
         match event:
             case SessionCall():
-                group.session(event.session).calls[event.index] = event
+                session.calls[event.index] = event
             case ToolResults():
-                group.session(event.session).tools[event.index, event.fork] = event
+                session.tools[event.index, event.fork] = event
             case SessionEnd():
-                group.session(event.session).end = event
-            case GroupEnd():
-                return None
-    return group
+                session.end = event
+    return found

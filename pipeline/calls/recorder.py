@@ -1,14 +1,17 @@
 """Stores the records of a group under way, each before the next step of its conversation.
 
-Guarantees that `store` returns only once the record is stored, and that after the last record no other process goes on
-with the group. A record that does not fit into a message ends the recording: the group goes on, and a kill loses it.
+Guarantees that `store` returns only once the record is stored, and only while no other process has taken the group up:
+what depends on it may be handed out. After the last record no other process goes on with the group. A record that does
+not fit into a message ends the recording: the group goes on, and a kill loses it.
 """
 
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from lachesis.pipeline.calls.recorded import RecordedGroup
+from lachesis.pipeline.errors import GroupTakenError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
@@ -32,15 +35,27 @@ _MAX_RECORD_BYTES = 4 << 20
 
 
 class CallRecorder:
-    """Stores what happens in one group; `known` is all that is stored of it, by this life and those before."""
+    """Stores what happens in one group; `known` is all that is stored of it, by this life and those before.
 
-    def __init__(self, service: Service, start: GroupStart, known: RecordedGroup | None = None) -> None:
+    `is_held`: whether the lease of that name is held still.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        start: GroupStart,
+        known: RecordedGroup | None = None,
+        *,
+        is_held: Callable[[str], Awaitable[bool]],
+    ) -> None:
         self.known = RecordedGroup(start, {} if known is None else known.sessions)
         self._service = service
         self._subject = subjects.call(start.run, start.env)
         self._ids = secrets.token_hex(8)
         self._stored = 0
         self._is_on = True
+        self._is_held = is_held
+        self._is_taken = False
 
     @property
     def group(self) -> str:
@@ -50,6 +65,11 @@ class CallRecorder:
     def life(self) -> int:
         return self.known.start.life
 
+    @property
+    def is_taken_up(self) -> bool:
+        """Whether the group was begun by another life."""
+        return self.known.start.known_seq > 0
+
     async def begin(self) -> None:
         """Store the start, which makes the group this process's."""
         start = self.known.start
@@ -58,8 +78,10 @@ class CallRecorder:
     async def store(self, record: SessionCall | ToolResults | SessionEnd) -> None:
         """Store a record; waits for the server, and for room in the stream.
 
-        Raises `InfrastructureError` when the service drains before it is stored.
+        Raises `InfrastructureError` when the service drains before it is stored, and `GroupTakenError` if another
+        process may have taken the group up by then: it does not know of this record, which counts for nothing.
         """
+        await self._check_held()
         if not self._is_on:
             return
         kind: RecordKind
@@ -77,6 +99,7 @@ class CallRecorder:
             await self.end("abandoned", reason=reason)
             return
         await self._put(kind, record, CallKey(kind, self.group), data)
+        await self._check_held()
         session = self.known.session(record.session)
         match record:
             case SessionCall():
@@ -89,11 +112,21 @@ class CallRecorder:
     async def end(
         self, outcome: Literal["stored", "abandoned"], *, reason: str | None = None, lost_s: float = 0.0
     ) -> None:
-        """Store that no process goes on with the group: its calls may be deleted."""
-        if self._is_on:
+        """Store that no process goes on with the group, unless another one may: its calls may be deleted."""
+        if self._is_on and not self._is_taken:
             self._is_on = False
             end = GroupEnd(group=self.group, life=self.life, outcome=outcome, reason=reason, lost_s=lost_s)
             await self._put("end", end, CallKey("end", self.group))
+
+    async def _check_held(self) -> None:
+        lease = self.known.start.lease
+        if not self._is_taken and lease is not None:
+            self._is_taken = not await self._is_held(lease)
+        if self._is_taken:
+            raise GroupTakenError(
+                f"group {self.group}: its lease has ended while this process was stopped or cut off, so that another "
+                "process may go on with it"
+            )
 
     async def _put(self, kind: str, record: Event, key: CallKey, data: bytes | None = None) -> None:
         self._stored += 1

@@ -1,10 +1,12 @@
 """Holds a producer's leases: rights to generate, requested from the governor before any inference.
 
 Guarantees that no more is generated than was granted: `acquire` returns only with a lease, and while the governor is
-unavailable, the producer waits. Held leases are renewed until they are settled. The requests that renew them are
-recorded for the supervisor (`leases_of`), which renews them while this process is held up.
+unavailable, the producer waits. Held leases are renewed until they are settled. A process that did not run for a while
+learns by `is_held` that a lease has ended meanwhile, and that another process may work on its group. The requests that
+renew leases are recorded for the supervisor (`leases_of`), which renews them while this process is held up.
 """
 
+import time
 from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -33,6 +35,10 @@ _FIRST_PAUSE_S = 0.25
 _NOTE = "leases"
 _MAX_REQUESTS = 16
 """Requests of one producer under way: as many as the governor answers at once."""
+_SURE_SHARE = 0.9
+"""Share of a lease's time since its renewal in which it is held without asking; clocks run apart a little."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps."""
 
 
 class ProducerLeases:
@@ -44,6 +50,7 @@ class ProducerLeases:
         self._env = env
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
         self._queue = _RequestQueue()
+        self._sure_until_s: dict[str, float] = {}
         self._note = SharedNote(_NOTE)
         self._is_cut_off = False
         self.is_closed = False
@@ -86,14 +93,41 @@ class ProducerLeases:
             bytes=size,
             calls=calls,
         )
+        began_s = _now_s()
         try:
             reply = await self._request(request)
         except InfrastructureError:
             return False
         if reply.granted:
             self._held[lease] = request
+            self._note_renewal(lease, reply, began_s)
             self._write_note()
         return reply.granted
+
+    async def is_held(self, lease: str) -> bool:
+        """Return whether no other process has taken up the lease's group so far.
+
+        The governor is asked if the lease was not renewed in time, because this process was stopped, say; it is waited
+        for. False: it has ended, or the service drains.
+        """
+        while lease in self._held and not self._service.draining.is_set():
+            began_s = _now_s()
+            if began_s < self._sure_until_s.get(lease, 0.0):
+                return True
+            try:
+                reply = await self._request(self._held[lease])
+            except InfrastructureError as error:
+                self._service.mark_waiting("waiting", f"governor: {error}")
+                await anyio.sleep(_DEFAULT_RETRY_S)
+                continue
+            if not reply.granted:
+                return False
+            self._note_renewal(lease, reply, began_s)
+        return False
+
+    def _note_renewal(self, lease: str, reply: LeaseReply, began_s: float) -> None:
+        if reply.expires_s is not None:
+            self._sure_until_s[lease] = began_s + _SURE_SHARE * reply.expires_s
 
     async def request_lease(
         self,
@@ -120,6 +154,7 @@ class ProducerLeases:
             calls=calls,
             wait_s=wait_s,
         )
+        began_s = _now_s()
         try:
             reply = await self._request(request, _REQUEST_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
@@ -138,6 +173,7 @@ class ProducerLeases:
             self._service.mark_ok()
             self._report_never(None)
             self._held[reply.lease] = request.replace(op="renew", lease=reply.lease, wait_s=0.0)
+            self._note_renewal(reply.lease, reply, began_s)
             self._write_note()
             if reply.expires_s is not None:
                 self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
@@ -173,6 +209,7 @@ class ProducerLeases:
             return
 
     def _drop(self, lease: str) -> None:
+        self._sure_until_s.pop(lease, None)
         if self._held.pop(lease, None) is not None:
             self._write_note()
 
@@ -183,9 +220,12 @@ class ProducerLeases:
         """Renew every lease held, a few times in its life. Runs until cancelled."""
         while True:
             await anyio.sleep(self.renew_s)
-            for request in list(self._held.values()):
+            for lease, request in list(self._held.items()):
+                began_s = _now_s()
                 try:
-                    await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
+                    reply = await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
+                    if reply.granted and lease in self._held:
+                        self._note_renewal(lease, reply, began_s)
                 except InfrastructureError:
                     break  # after its return the governor waits one lease period, so these leases still count
 
@@ -247,6 +287,10 @@ class _RequestQueue:
             _, admitted = self._waiting.pop(0)
             self._under_way += 1
             admitted.set()
+
+
+def _now_s() -> float:
+    return time.clock_gettime(_CLOCK)
 
 
 def leases_of(pid: int) -> list[LeaseRequest]:

@@ -6,7 +6,8 @@ counts once, whichever lives store it.
 """
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import anyio
@@ -72,7 +73,10 @@ def _has_turns(env: Environment) -> bool:
 
 
 class LeftGroups:
-    """The groups that the process `holder` may go on with. `task` makes an environment's task of an index."""
+    """The groups that the process `holder` may go on with.
+
+    `task` makes an environment's task of an index. `is_held`: whether the lease of that name is held still.
+    """
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class LeftGroups:
         *,
         held_out: NDArray[np.int64],
         task: Callable[[int], Task],
+        is_held: Callable[[str], Awaitable[bool]],
     ) -> None:
         self.figures = CallFigures()
         self.may_be = True
@@ -95,6 +100,7 @@ class LeftGroups:
         self._holder = holder
         self._held_out = held_out
         self._task = task
+        self._is_held = is_held
         self._lock = anyio.Lock()
 
     async def take_up(self, claims: EpochClaims | None, tokenizer_hash: str) -> GroupTask | None:
@@ -158,14 +164,15 @@ class LeftGroups:
 
     def _fruitless(self, recorded: RecordedGroup) -> int:
         """Return how many lives in a row have ended without a further record; waits of one life do not count."""
-        start = recorded.start
-        return 0 if recorded.since_start else start.fruitless + (start.life != self._holder.life)
+        start, holder = recorded.start, self._holder
+        is_own = start.holder == holder.holder and start.life >= holder.life
+        return 0 if recorded.since_start else start.fruitless + (not is_own)
 
     def recorder(self, draw: GroupTask, lease: str, new: GroupStart) -> CallRecorder:
         """Return what stores the records of a group: of `new`, or of that which `draw` goes on with."""
         recorded = draw.recorded
         if recorded is None:
-            return CallRecorder(self._service, new)
+            return CallRecorder(self._service, new, is_held=self._is_held)
         self.figures.resumed_groups += 1
         log.info(
             "group %s goes on: %d calls, %.1f s of generation, are recorded",
@@ -173,10 +180,14 @@ class LeftGroups:
             recorded.n_calls,
             recorded.seconds,
         )
-        life = self._holder.life
-        fruitless = self._fruitless(recorded)
-        start = recorded.start.replace(holder=self._holder.holder, life=life, lease=lease, fruitless=fruitless)
-        return CallRecorder(self._service, start, recorded)
+        start = recorded.start.replace(
+            holder=self._holder.holder,
+            life=max(time.time_ns(), recorded.start.life + 1),  # a process that runs for longer may replace a newer one
+            lease=lease,
+            fruitless=self._fruitless(recorded),
+            known_seq=recorded.last_seq,
+        )
+        return CallRecorder(self._service, start, recorded, is_held=self._is_held)
 
     def calls(self, recorder: CallRecorder) -> GroupCalls:
         """Return the recorded conversations of a group."""

@@ -206,6 +206,11 @@ class SessionCalls:
         return self._path[-1] if self._path else None
 
     @property
+    def is_taken_up(self) -> bool:
+        """Whether another life may have begun the session: whatever it worked with may still be there."""
+        return self._group.recorder.is_taken_up
+
+    @property
     def recorded(self) -> list[SessionCall]:
         """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""
         return [self._known.calls[index] for index in sorted(self._known.calls)]

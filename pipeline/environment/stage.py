@@ -49,6 +49,7 @@ from lachesis.pipeline.environment.traces import traced_if_abandoned
 from lachesis.pipeline.errors import (
     EnvironmentCodeError,
     GroupDeclinedError,
+    GroupTakenError,
     InfrastructureError,
     PromptTooLongError,
     ServerAwayError,
@@ -236,7 +237,16 @@ class _Producer:
         """What a killed process has left behind; None: calls are not recorded."""
         if single is None and records_calls(name, env, settings):
             claimer = Claimer(self.id, self.epoch)
-            self.left = LeftGroups(service, name, env, settings, claimer, held_out=held_out, task=self._task)
+            self.left = LeftGroups(
+                service,
+                name,
+                env,
+                settings,
+                claimer,
+                held_out=held_out,
+                task=self._task,
+                is_held=self.leases.is_held,
+            )
         self.limits = TrainerLimits(reads=None)
         self.collect = CollectConfig(
             request_timeout_s=settings.timeout_s,
@@ -470,8 +480,9 @@ class _Producer:
             where = "" if isinstance(error, _HungCodeError) else "inference: "
             self.service.mark_waiting("waiting", f"{where}{error}")
             vitals.retried += 1
-            if self.left is not None and (isinstance(error, ServerAwayError) or self.service.draining.is_set()):
-                self.left.may_be = True  # it goes on when the server is there again
+            may_go_on = isinstance(error, (ServerAwayError, GroupTakenError)) or self.service.draining.is_set()
+            if self.left is not None and may_go_on:
+                self.left.may_be = True  # here when the server is there again, or wherever it was taken up
                 return None
             await self._abandon(recorder, error)
             await self._give_back(draw.claim)

@@ -56,6 +56,8 @@ class AgentSession:
         """Set once it has a reward, or cannot go on."""
         self.agent_ended = anyio.Event()
         """Set once its agent has ended: it makes no more calls, and its reward may still be reported."""
+        self.left_out: str | None = None
+        """Why the sample is left out though it has a reward; None: it is not."""
         self.under_way = 0
         """Calls that are being answered."""
         self._renderer = renderer
@@ -68,8 +70,8 @@ class AgentSession:
         self._calls = session.calls
         self._left_over = [] if session.calls is None else list(session.calls.recorded)
         """Calls of the session before a kill that were not requested again yet."""
-        self.is_resumed = bool(self._left_over)
-        """Whether it had calls before a kill: the agent that made them may still be there."""
+        self.is_resumed = session.calls is not None and session.calls.is_taken_up
+        """Whether it was begun before a kill: an agent that took it then may still be there."""
         self._retracing = anyio.Lock()
         self._next_place = max((call.index + 1 for call in self._left_over), default=0)
 

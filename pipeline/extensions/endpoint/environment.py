@@ -219,6 +219,7 @@ class Agent(Environment):
                 self._reports,
                 ENVIRONMENT_REWARD,
                 may_be_late=self._late_reward_s > 0,
+                outlives_kills=self._command is None,
                 key=self._key(session),
             )
             with server.serving(live) as url:
@@ -233,8 +234,13 @@ class Agent(Environment):
                 return
             if end is not None:
                 session.notes["agent"] = msgspec.to_builtins(end)
-            self._settle(recorded, end)
-            recorded.fill(self._trained)
+            try:
+                self._settle(recorded, end)
+                recorded.fill(self._trained)
+            except EnvironmentCodeError as error:
+                recorded.left_out = str(error)
+                session.ended.set()  # so that the report of its reward is answered
+                raise
 
     def reward(self, task: Task, session: Session) -> Any:
         """Return what the agent reported, or the reward of the tasks' own environment. See `Environment`."""

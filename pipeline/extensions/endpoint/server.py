@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socket
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -57,6 +58,7 @@ _STORE_S = 30.0
 """Seconds for which a late report waits until its sample is stored."""
 _MAX_SETTLED = 4096
 """Sessions whose reports are remembered after their end, for those that are repeated."""
+_MAX_DIGITS = 20
 _CONTEXT_CODE = "context_length_exceeded"
 """By which clients of OpenAI recognize a conversation that they should shorten."""
 
@@ -78,8 +80,9 @@ class _Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(eq=False)
 class LiveSession:
-    """A session that agents may use now. `task`: what they get of their task. `takes_rewards`: whether the
-    program, and no rater, judges the sample.
+    """A session that agents may use now, one at a time.
+
+    `task`: what they get of their task. `takes_rewards`: whether the program, and no rater, judges the sample.
     """
 
     recorded: AgentSession
@@ -87,9 +90,13 @@ class LiveSession:
     takes_rewards: bool
     reward_name: str
     key: str
-    """What agents reach it by."""
+    """What agents reach it by; that of an agent which runs elsewhere ends in a dot and `number`."""
+    number: int = 0
+    """Of the newest agent that has taken it: milliseconds of Unix time, so that it rises across kills. 0: none has."""
     may_be_late: bool = False
     """Whether its reward may be reported after the agent's end."""
+    outlives_kills: bool = False
+    """Whether its agent runs elsewhere, and so does not start again, and report again, after a kill of this process."""
     reported: bytes | None = None
     """Digest of the report that it got."""
     taken: anyio.Event = field(default_factory=anyio.Event)
@@ -97,10 +104,10 @@ class LiveSession:
 
 
 class _SessionReport(NamedTuple):
-    """A session that has ended: the digest of its report, and what is set once its sample is stored."""
+    """A session that has ended, and the digest of its report."""
 
     digest: bytes
-    stored: anyio.Event
+    recorded: AgentSession
 
 
 class EndpointServer:
@@ -151,7 +158,7 @@ class EndpointServer:
         finally:
             del self._live[live.key]
             if live.reported is not None:
-                self._settled[live.key] = _SessionReport(live.reported, live.recorded.session.ended)
+                self._settled[live.key] = _SessionReport(live.reported, live.recorded)
                 if len(self._settled) > _MAX_SETTLED:
                     self._settled.popitem(last=False)
             live.recorded.ended.set()
@@ -216,11 +223,15 @@ class EndpointServer:
 
     def _session(self, request: Request) -> LiveSession:
         """Return the session whose key a request has: an agent has taken it. Raises `UnknownSessionError`."""
-        live = self._live.get(_key(request))
+        key, number = _key(request)
+        live = self._live.get(key)
         if live is None:
             raise UnknownSessionError(
                 "no session has this key: it may have ended, or not be taken up yet after a restart"
             )
+        if number < live.number:
+            raise AccessError("another agent works on this sample: this one was silent for too long after a restart")
+        live.number = number
         self._mark_taken(live)
         return live
 
@@ -261,11 +272,11 @@ class EndpointServer:
         return self._session(request).task
 
     async def _reward(self, request: Request) -> Any:
-        settled = self._settled.get(_key(request))
+        settled = self._settled.get(_key(request)[0])
         if settled is not None:
             if settled.digest != _digest(await body_of(request, _Reward)):
                 raise SessionEndedError("this session has another reward already")
-            return await _stored(settled.stored)
+            return await _stored(settled.recorded)
         live = self._session(request)
         given = await body_of(request, _Reward)
         if not live.takes_rewards:
@@ -273,8 +284,8 @@ class EndpointServer:
         rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
         live.recorded.report(rewards, given.turns)
         live.reported = _digest(given)
-        if live.recorded.agent_ended.is_set():  # no agent reports it again after a kill, so it must be stored first
-            return await _stored(live.recorded.session.ended)
+        if live.outlives_kills or live.recorded.agent_ended.is_set():  # what is answered is not reported again
+            return await _stored(live.recorded)
         return {"recorded": True}
 
     async def _end(self, request: Request) -> Any:
@@ -284,6 +295,11 @@ class EndpointServer:
             raise DataError("this environment waits for no late reward: set late_reward_s, or POST /reward")
         live.recorded.agent_ended.set()
         return {"ended": True}
+
+    def _reached_at(self, request: Request) -> str:
+        """Return the address by which an agent has found an endpoint: it may be that of several, or of a proxy."""
+        host = request.headers.get("host")
+        return f"{request.url.scheme}://{host}" if host else self.url
 
     async def _start(self, request: Request) -> Any:
         """Hand out a sample. It waits until there is one: they are there once the run wants more."""
@@ -297,10 +313,12 @@ class EndpointServer:
                     raise ClientDisconnect
                 live = self._open[0]
                 self._mark_taken(live)
-            url = f"{self.url}/s/{live.key}"
+            live.number = max(time.time_ns() // 1_000_000, live.number + 1)
+            key = f"{live.key}.{live.number}"
+            url = f"{self._reached_at(request)}/s/{key}"
             return {
                 "url": url,
-                "key": live.key,
+                "key": key,
                 "openai_base_url": f"{url}/v1",
                 "anthropic_base_url": url,
                 "task": live.task,
@@ -375,10 +393,16 @@ def _status(error: LachesisError) -> tuple[int, str | None]:
             return 503, None
 
 
-async def _stored(stored: anyio.Event) -> dict[str, Any]:
-    """Return the answer to a report once its sample is stored. Raises `InfrastructureError`."""
+async def _stored(recorded: AgentSession) -> dict[str, Any]:
+    """Return the answer to a report once its sample is stored.
+
+    Raises `InfrastructureError`, and `SessionEndedError` if the sample is left out.
+    """
+    stored = recorded.session.ended
     with anyio.move_on_after(_STORE_S):
         await stored.wait()
+    if recorded.left_out is not None:
+        raise SessionEndedError(f"this sample is left out: {recorded.left_out}")
     if not stored.is_set():
         raise InfrastructureError("this reward is not stored yet; report it again")
     return {"recorded": True}
@@ -388,8 +412,11 @@ def _digest(report: _Reward) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(report, order="deterministic")).digest()
 
 
-def _key(request: Request) -> str:
-    return request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
+def _key(request: Request) -> tuple[str, int]:
+    """Return the key of the session that a request is for, and the number of its agent."""
+    given = request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
+    key, _, number = given.partition(".")
+    return key, int(number) if number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS else 0
 
 
 def _bearer(request: Request) -> str:

@@ -10,10 +10,10 @@ from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import SchemaError
 
 
-def start(life=1, fruitless=0):
+def start(life=1, fruitless=0, known_seq=0):
     return GroupStart(
         run="r", env="e", group=GROUP, life=life, holder="h", producer="p", epoch=1, counter=0, item="7", samples=2,
-        tokenizer_hash="t", started_ns=1, fruitless=fruitless,
+        tokenizer_hash="t", started_ns=1, fruitless=fruitless, known_seq=known_seq,
     )  # fmt: skip
 
 
@@ -53,6 +53,15 @@ def test_records_of_a_life_that_was_replaced_are_passed_over() -> None:
     assert [one.text for one in group.sessions["0.0"].branch("")] == ["a", "new"]
     assert group.start.life == 2
     assert group.since_start == 1
+
+
+def test_what_a_replaced_process_wrote_after_its_records_were_read_is_no_part_of_the_group() -> None:
+    group = fold(
+        start(), call(0, None), call(1, 0, text="nobody got it"), call(2, 1, text="nor this"),
+        start(life=2, known_seq=2), call(1, 0, life=2, text="new"),
+    )  # fmt: skip
+    assert [(one.index, one.text) for one in group.sessions["0.0"].calls.values()] == [(0, "a"), (1, "new")]
+    assert (group.last_seq, group.since_start) == (6, 1)
 
 
 def test_behind_a_call_that_is_missing_nothing_goes_on() -> None:

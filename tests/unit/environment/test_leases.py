@@ -1,5 +1,7 @@
 """A producer's leases against the real governor."""
 
+import time
+
 import anyio
 from stages import run_governor
 
@@ -184,3 +186,33 @@ async def _refused(governor, times):
 
 async def _holds(governor, sequences):
     return governor.vitals.metrics.get("flow/leased") == sequences
+
+
+async def test_a_producer_that_was_stopped_learns_that_its_lease_has_ended(lab, monkeypatch):
+    """It asks only if its lease was not renewed in time; a renewal by another process, its supervisor say, counts."""
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="gateway")},
+        batching=BatchingConfig(batch_size=8, max_staleness=0),
+        flow=FlowConfig(lease_s=1.0),
+    )
+    stopped_s = 0.0
+    monkeypatch.setattr("lachesis.pipeline.environment.leases._now_s", lambda: time.monotonic() + stopped_s)
+    async with (
+        lab.running(lambda service: run_governor(service, config), "governor") as governor,
+        lab.running(lambda service: service.draining.wait(), "environment") as service,
+    ):
+        leases = ProducerLeases(service, "p", "sums")
+        lease = await leases.acquire(8, 100)
+        requests = governor.vitals.handled
+        assert await leases.is_held(lease)
+        assert governor.vitals.handled == requests
+        stopped_s = 60.0
+        assert await leases.is_held(lease), "the governor, which did not stop, holds it still"
+
+        async def expired():
+            return governor.vitals.metrics["flow/expired"] > 0
+
+        await lab.until(expired)
+        stopped_s = 120.0
+        assert not await leases.is_held(lease)

@@ -249,6 +249,34 @@ async def test_an_agent_elsewhere_takes_a_sample_once_there_is_one_and_ends_it_b
         assert draft.rewards == [{"environment": 1.0}] * 2
 
 
+async def test_an_agent_elsewhere_gets_the_address_that_it_used_and_learns_that_its_sample_is_left_out(
+    tasks: str, tmp_path: Path
+) -> None:
+    """The address may be that of several endpoints. It starts no second time, so an answer to its report is final."""
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    async with env.running(), httpx.AsyncClient() as client:
+        url = env._server.url
+        headers = {"Authorization": f"Bearer {token_file.read_text().strip()}", "Host": "localhost:4242"}
+
+        async def work() -> None:
+            started = (await client.post(f"{url}/sessions", headers=headers, timeout=30)).json()
+            assert started["url"] == f"http://localhost:4242/s/{started['key']}"
+            assert started["openai_base_url"] == f"{started['url']}/v1"
+            key = {"Authorization": f"Bearer {started['key']}"}
+            done = await client.post(f"{url}/reward", json={"reward": 1}, headers=key)
+            assert done.status_code == 409
+            assert "left out: the agent got no answer of the model" in done.text
+
+        async def collect_one() -> None:
+            with pytest.raises(EnvironmentCodeError, match="got no answer"):
+                await collect_group(env, env.task(0), FakeInference(lambda *_: "seven"), 2, SAMPLING)
+
+        async with anyio.create_task_group() as group:
+            for one in (work, work, collect_one):
+                group.start_soon(one)
+
+
 async def test_single_answers_have_rewards_by_their_ids_and_come_in_the_order_of_time(
     tasks: str, tmp_path: Path
 ) -> None:
@@ -565,6 +593,7 @@ async def test_an_agent_that_outlives_its_endpoint_goes_on_in_its_session_which_
             await mine.start(url, token_file)
             assert [await mine.say(url, "begin"), await mine.say(url, "more")] == ["answer 1", "answer 2"]
             group.cancel_scope.cancel()
+    log.is_taken_up = True
     async with httpx.AsyncClient(timeout=60) as http:
         mine.http, env = http, life()
         async with env.running(), anyio.create_task_group() as group:
@@ -581,6 +610,43 @@ async def test_an_agent_that_outlives_its_endpoint_goes_on_in_its_session_which_
     (session,) = drafts[0].sessions
     assert [len(session.sequences), session.notes["calls"]] == [1, {"all": 3, "trained": 3}]
     assert learned(session) == "answer 1<end>answer 2<end>answer 3<end>"
+
+
+async def test_a_sample_is_one_agents_at_a_time_also_if_it_was_silent_from_its_start_on_across_a_kill(
+    tasks: str, tmp_path: Path
+) -> None:
+    """For `hold_s` no other agent gets it, though it has made no call; then another does, and the first one is gone."""
+    token_file, log, drafts, taken = tmp_path / "token", LogOfGroup(), list[Any](), list[LivingAgent]()
+
+    async def collect_one(env: Any) -> None:
+        calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+        inference = FakeInference(lambda *_: "seven")
+        drafts.append(await collect_group(env, env.task(0), inference, 1, SAMPLING, calls=calls))
+
+    for _ in range(2):
+        env = agent(tasks, reward="program", token_file=str(token_file), hold_s=0.5)
+        async with httpx.AsyncClient(timeout=60) as http, env.running(), anyio.create_task_group() as group:
+            group.start_soon(collect_one, env)
+            url, one = env._server.url, LivingAgent(http)
+            while not (log.is_taken_up and env._server._live) and not env._server._open:
+                await anyio.lowlevel.checkpoint()
+            assert bool(env._server._open) is not log.is_taken_up
+            while not env._server._open:  # noqa: ASYNC110 - for `hold_s`
+                await anyio.sleep(0.01)
+            await one.start(url, token_file)
+            taken.append(one)
+            if log.is_taken_up:
+                taken[0].http = http
+                assert await one.say(url, "begin") == "seven"
+                answer = await taken[0].ask(url)
+                assert (answer.status_code, "another agent" in answer.text) == (401, True)
+                assert await taken[0].report(url, 0.0) == 401
+                assert await one.report(url, 1.0) == 200
+            else:
+                group.cancel_scope.cancel()
+        log.is_taken_up = True
+    assert drafts[0].rewards == [{"environment": 1.0}]
+    assert drafts[0].sessions[0].notes["calls"] == {"all": 1, "trained": 1}
 
 
 async def test_either_of_two_endpoints_answers_any_session_also_when_one_is_killed(tasks: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class LogOfGroup:
     group, life = "0" * 32, 1
 
     def __init__(self) -> None:
+        self.is_taken_up = False
         self.known = RecordedGroup(None, {})  # type: ignore[arg-type]  # its start is not read here
 
     async def store(self, record: SessionCall | SessionEnd) -> None:
