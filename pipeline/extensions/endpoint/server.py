@@ -59,6 +59,8 @@ _STORE_S = 30.0
 _MAX_SETTLED = 4096
 """Sessions whose reports are remembered after their end, for those that are repeated."""
 _MAX_DIGITS = 20
+_TAKE_UP_MS = 60_000
+"""For so long after its start a process may take up sessions whose agents have started before."""
 _CONTEXT_CODE = "context_length_exceeded"
 """By which clients of OpenAI recognize a conversation that they should shorten."""
 
@@ -130,6 +132,7 @@ class EndpointServer:
         self._open: deque[LiveSession] = deque()
         self._opened = anyio.Condition()
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._began_ms = 0
         self.url = ""
         """Where it listens, while `running` lasts."""
 
@@ -137,6 +140,7 @@ class EndpointServer:
     async def running(self) -> AsyncIterator[None]:
         """Serve while the context lasts. Raises `OSError` if it cannot listen there."""
         with socket.create_server((self._host, self._port), backlog=1024) as listener:
+            self._began_ms = _now_ms()
             self.url = f"http://{url_host(self._host)}:{listener.getsockname()[1]}"
             server = HttpServer.over(self.app(), grace_s=1)
             async with AsyncExitStack() as stack, background() as tasks:
@@ -199,12 +203,14 @@ class EndpointServer:
             return _json(error(status, str(raised), code), status, headers)
 
         async def elsewhere(request: Request, unknown: UnknownSessionError) -> Response:
-            if self._peers is None:
-                return refused(unknown)
             try:
+                if self._peers is None:
+                    raise unknown
                 return await self._peers.answer(request, unknown)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except UnknownSessionError as raised:
+                return refused(self._not_yet(request) or raised)
             except LachesisError as raised:
                 return refused(raised)
 
@@ -234,6 +240,13 @@ class EndpointServer:
         live.number = number
         self._mark_taken(live)
         return live
+
+    def _not_yet(self, request: Request) -> InfrastructureError | None:
+        """Return that a session may still be taken up from the log; None: it may not."""
+        _, number = _key(request)
+        if 0 < number < self._began_ms and _now_ms() - self._began_ms < _TAKE_UP_MS:
+            return InfrastructureError("sessions of before a restart are being taken up: try again")
+        return None
 
     def _mark_taken(self, live: LiveSession) -> None:
         """Let no other agent take a session."""
@@ -313,7 +326,7 @@ class EndpointServer:
                     raise ClientDisconnect
                 live = self._open[0]
                 self._mark_taken(live)
-            live.number = max(time.time_ns() // 1_000_000, live.number + 1)
+            live.number = max(_now_ms(), live.number + 1)
             key = f"{live.key}.{live.number}"
             url = f"{self._reached_at(request)}/s/{key}"
             return {
@@ -417,6 +430,10 @@ def _key(request: Request) -> tuple[str, int]:
     given = request.path_params.get("key") or request.headers.get("x-api-key") or _bearer(request)
     key, _, number = given.partition(".")
     return key, int(number) if number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS else 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _bearer(request: Request) -> str:

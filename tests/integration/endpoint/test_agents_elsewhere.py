@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extension]
 
 AGENT = Path(__file__).with_name("outside_agent.py")
 AGENTS = 4
-KILLS = 4
+KILLS = 2
 CONFIG = """
 run = "elsewhere"
 model = "model"
@@ -55,7 +55,7 @@ batch_size = 4
 [evaluate]
 held_out = 0
 [training]
-steps = 8
+steps = 6
 """
 
 
@@ -151,7 +151,7 @@ class TwoEndpoints:
         self._log.close()
 
 
-@pytest.mark.timeout(580)
+@pytest.mark.timeout(540)
 def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_stopped_and_no_sample_is_lost_or_doubled(
     tmp_path: Path,
 ) -> None:
@@ -200,7 +200,7 @@ def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_stopped_and_n
     assert max(worked_on.values()) == 1, "two agents worked on one sample"
     trained_ones = anyio.run(trained_conversations, endpoints.run)
     whole = Counter(tuple(one["answers"]) for one in got)
-    assert len(trained_ones) >= 24
+    assert len(trained_ones) >= 20
     assert not Counter(trained_ones) - whole, "what is trained is what an agent got, each conversation once"
 
 

@@ -628,9 +628,15 @@ async def test_a_sample_is_one_agents_at_a_time_also_if_it_was_silent_from_its_s
         async with httpx.AsyncClient(timeout=60) as http, env.running(), anyio.create_task_group() as group:
             group.start_soon(collect_one, env)
             url, one = env._server.url, LivingAgent(http)
+            if log.is_taken_up:  # if its group is not there yet, its agent requests again
+                stranger = LivingAgent(http)
+                stranger.key = {"Authorization": taken[0].key["Authorization"].replace("Bearer ", "Bearer x")}
+                answer = await stranger.ask(url)
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+                stranger.key = {"Authorization": "Bearer nobody"}
+                assert (await stranger.ask(url)).status_code == 401
             while not (log.is_taken_up and env._server._live) and not env._server._open:
                 await anyio.lowlevel.checkpoint()
-            assert bool(env._server._open) is not log.is_taken_up
             while not env._server._open:  # noqa: ASYNC110 - for `hold_s`
                 await anyio.sleep(0.01)
             await one.start(url, token_file)
