@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.common.call_times import CallTimes
 from lachesis.pipeline.common.proxies import describe_proxy, is_on_this_machine
 from lachesis.pipeline.common.secrets import without_secrets
+from lachesis.pipeline.common.tls import tls_context
 from lachesis.pipeline.errors import (
     AccessError,
     ApiKeyError,
@@ -191,6 +192,7 @@ class InferenceClient:
         """The server's tokenizer, held in this process (`hold_tokenizer`); None: the server tokenizes."""
         self._requested = requested
         self._proxy = describe_proxy(config.url)
+        trust_env = not is_on_this_machine(config.url)  # a proxy leads elsewhere
 
         def connections(limits: httpx.Limits, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
             return httpx.AsyncClient(
@@ -199,7 +201,8 @@ class InferenceClient:
                 timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
                 limits=limits,
                 transport=transport,
-                trust_env=not is_on_this_machine(config.url),  # a proxy leads elsewhere
+                trust_env=trust_env,
+                verify=tls_context(trust_env=trust_env),
             )
 
         most = config.max_connections

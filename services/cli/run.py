@@ -57,7 +57,7 @@ def forkserver(
     options: Options, kind: Annotated[str, typer.Argument()], door: Annotated[Path, typer.Argument()]
 ) -> None:
     """Fork services on the supervisor's request."""
-    reported = serve_forks(kind, door)
+    reported = serve_forks(kind, door, options.load)
     if reported is not None:
         with end_at_once():
             run_service(options, reported.service, reported.part, replica=reported.replica, supervised=True)

@@ -22,7 +22,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,9 @@ from setproctitle import setproctitle
 
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.common.late_output import keep_output
+from lachesis.pipeline.common.tls import tls_context
 from lachesis.pipeline.common.uncollected_imports import uncollected_imports
+from lachesis.schemas.errors import LachesisError
 from lachesis.services.process.reaper import end_descendants, start_below_reaper, take_orphans
 from lachesis.services.registry import CORE, load_stage
 
@@ -100,8 +102,11 @@ class ForkServerOutdated(msgspec.Struct, frozen=True, tag=True):
 Message = ForkServerReady | ForkStarted | ForkServerOutdated
 
 
-def serve_forks(kind: str, door: Path) -> ForkRequest | None:
+def serve_forks(kind: str, door: Path, read_config: Callable[[], object]) -> ForkRequest | None:
     """Import what the services of that kind import, then fork on demand.
+
+    `read_config` is called once before: reading a configuration takes a third of the time once its types and the
+    extensions are known. Each service reads it again, since it may have changed.
 
     Returns in every process that is forked, with its request; None: it is the fork server, no longer needed.
     """
@@ -118,6 +123,9 @@ def serve_forks(kind: str, door: Path) -> ForkRequest | None:
             with suppress(ModuleNotFoundError):  # the service that needs it says so
                 importlib.import_module(module)
         anyio.run(anyio.lowlevel.checkpoint)  # anyio imports its event loop when the first one runs
+        tls_context(trust_env=False)
+        with suppress(LachesisError, OSError):  # the services say what is wrong with it
+            read_config()
     return server.serve()
 
 
