@@ -17,11 +17,10 @@ import msgspec
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.offline.archive.jsonl import read_lines
-from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options
 from lachesis.services.observe.groups import GroupRow, GroupView
+from lachesis.services.observe.progress import all_figures
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +84,7 @@ class RunTables:
         """Return a row for each group, the newest first; the columns are the fields of `GroupRow`.
 
         `wanted` is what `lachesis rollouts` takes: env, state, item, text, score, disagreement, advantage, step,
-        policy_step, before.
+        policy_step, rating, highest, lowest, before.
         """
         import pyarrow as pa
 
@@ -104,12 +103,7 @@ class RunTables:
         folder = self.config.path
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not on this machine, and the figures of steps lie there")
-        rows: list[Mapping[str, float]] = []
-        for line in read_lines(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else ():
-            try:
-                rows.append(msgspec.json.decode(line.data, type=dict[str, float]))
-            except msgspec.MsgspecError:
-                continue  # a line that is still being written, or was torn
+        rows = list(all_figures(folder))
         names = dict.fromkeys(name for row in rows for name in row)
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 

@@ -34,6 +34,8 @@ from lachesis.services.demo.settings import DemoModel, DemoOptions, demo_config
 from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
+from lachesis.services.observe.progress import all_figures
+from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.file import write_run_file
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
@@ -41,7 +43,6 @@ from lachesis.services.supervisor.keeper import keep_supervisor
 
 __all__ = ["run_demo"]
 
-SUMMARY_FILE, PLOTS = "summary.json", "plots"
 _TAIL_LINES = 12
 _REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
 """Modules of the extra `demo`."""
@@ -196,18 +197,18 @@ def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummar
         "trained": newest_checkpoint(path),
         "config": demo.file,
     }
+    figures = _read_figures(config)
     summary = summarize(
         config,
         demo.observed,
         prepared,
-        _read_figures(config),
+        figures,
         demo.walls,
         state=demo.state,
         reason=demo.reason,
         gate=gate,
         places={name: str(place) for name, place in places.items() if place},
     )
-    figures = _read_figures(config)
     draw = partial(draw_plots, path / PLOTS, summary, demo.observed, figures, prepared.difficulties)
     write_when_room_sync(path / PLOTS, draw)
     content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
@@ -216,9 +217,7 @@ def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummar
 
 
 def _read_figures(config: RunConfig) -> list[Mapping[str, float]]:
-    file = config.path / METRICS_FILE
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    return latest_figures([msgspec.json.decode(line, type=dict[str, float]) for line in lines])
+    return latest_figures(list(all_figures(config.path)))
 
 
 def _tail(file: Path) -> str:

@@ -1,7 +1,7 @@
-"""Reads a run's training progress from its folder: newest figures and newest checkpoint."""
+"""Reads the figures of a run's steps from the log in its folder: all, the newest, or those of one step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from lachesis.services.observe.rewards import rewards_of
 from lachesis.services.output import human_seconds
 
 __all__ = [
+    "all_figures",
     "newest_figures",
     "progress_line",
     "recent_figures",
@@ -25,6 +26,17 @@ log = logging.getLogger("lachesis")
 
 _TAIL_BYTES = 1 << 18
 """Bytes from the end of the log of figures that are read: many lines of a few KiB."""
+
+
+def all_figures(folder: Path) -> Iterator[dict[str, float]]:
+    """Yield the figures of every step, oldest first; a line that is torn, or still being written, is skipped."""
+    try:
+        with open_regular_file(folder / METRICS_FILE) as file:
+            for row in file:
+                if row.endswith(b"\n") and (figures := _figures(row)) is not None:
+                    yield figures
+    except FileNotFoundError:
+        return
 
 
 def newest_figures(folder: Path) -> dict[str, float]:

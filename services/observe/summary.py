@@ -1,4 +1,4 @@
-"""Writes a run's `summary.json` from its figures, evaluations and ledger. No bus.
+"""Computes what a run's `summary.json` holds, from its figures, evaluations and ledger. No bus.
 
 Guarantees that it covers the whole run, also if that was stopped and resumed, except for fields that are named as those
 of the last start.
@@ -7,13 +7,11 @@ of the last start.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from lachesis.pipeline.common.means import finite_mean
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.changes import PastNotice
-from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.services.observe.evaluations import EvaluationStatus
+from lachesis.services.observe.progress import all_figures
 from lachesis.services.observe.run_state import EnvRates, RunState, RunTotals, fields_of_step
 
 __all__ = ["PLOTS", "SUMMARY_FILE", "read_steps", "summarize_run", "totals_of"]
@@ -25,16 +23,9 @@ _KEPT = ("train/step", "train/time", "train/sequences", "train/tokens", "reward/
 
 def read_steps(folder: Path) -> list[dict[str, float]]:
     """Return the figures of every step in a run's folder that a summary or a plot is made of, in order."""
-    rows: list[dict[str, float]] = []
-    try:
-        with (folder / METRICS_FILE).open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):  # else it was cut off
-                    figures = msgspec.json.decode(line, type=dict[str, float])
-                    rows.append({name: value for name, value in figures.items() if name.startswith(_KEPT)})
-    except FileNotFoundError:
-        return []
-    return rows
+    return [
+        {name: value for name, value in figures.items() if name.startswith(_KEPT)} for figures in all_figures(folder)
+    ]
 
 
 def summarize_run(

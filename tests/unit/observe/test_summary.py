@@ -49,9 +49,10 @@ def test_it_is_of_the_whole_run_with_what_is_of_the_last_start_named() -> None:
     assert (summary(20, STEPS, "out of luck").state, summary(20, []).totals.reward_first) == ("failed", None)
 
 
-def test_figures_that_are_not_needed_and_a_line_that_was_cut_off_are_left_out(tmp_path: Path) -> None:
-    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in STEPS)
-    (tmp_path / "metrics.jsonl").write_bytes(lines + b'{"train/step":2')
+def test_figures_that_are_not_needed_and_lines_that_were_torn_are_left_out(tmp_path: Path) -> None:
+    lines = [msgspec.json.encode(row) + b"\n" for row in STEPS]
+    torn = b'\0\0\0"train/step":2.0}\n'  # as a power loss leaves it
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines[:7], torn, *lines[7:], b'{"train/step":2']))
     rows = read_steps(tmp_path)
     assert len(rows) == 20
     assert rows[3] == {name: value for name, value in STEPS[3].items() if not name.startswith("health/")}
