@@ -7,6 +7,7 @@ counts no message on the subject.
 """
 
 import itertools
+import math
 
 import anyio
 
@@ -36,7 +37,7 @@ async def last_of_key(link: ServerLink, stream: str, subject: str, *, patient: b
 
     Raises `DamagedError` when there is one and it cannot be read.
     """
-    convinced_at = anyio.current_time() + _BELIEVE_ABSENCE_S
+    convinced_at = math.inf
     for attempt in itertools.count():
         found = await _request(link, stream, subject, patient=patient)
         if found is not None:
@@ -46,6 +47,7 @@ async def last_of_key(link: ServerLink, stream: str, subject: str, *, patient: b
             return None
         if anyio.current_time() >= convinced_at:
             break
+        convinced_at = min(convinced_at, anyio.current_time() + _BELIEVE_ABSENCE_S)  # read again, however late it is
         await anyio.sleep(backoff_s(attempt))
     raise DamagedError(leader.damage(stream, subject, sum((counted.subjects or {}).values()), 0))
 

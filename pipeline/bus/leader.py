@@ -8,6 +8,8 @@ takes its subject for empty when a commit expects that. So `last` returns None o
 on the subject; otherwise it raises `DamagedError`.
 """
 
+import itertools
+import math
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -32,9 +34,8 @@ async def last(link: ServerLink, stream: str, subject: str, *, patient: bool = F
     None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when there
     are some and the newest cannot be read, `NotFoundError` when there is no such stream.
     """
-    convinced_at = anyio.current_time() + _BELIEVE_ABSENCE_S
-    attempt = 0
-    while True:
+    convinced_at = math.inf
+    for attempt in itertools.count():
         found = await _last_or_none(link, stream, subject, patient=patient)
         if found is not None:
             return found
@@ -43,10 +44,11 @@ async def last(link: ServerLink, stream: str, subject: str, *, patient: bool = F
         if not messages:
             return None
         if anyio.current_time() >= convinced_at:
-            readable = await last_readable(link, stream, subject)
-            raise DamagedError(damage(stream, subject, messages, readable.seq if readable else 0))
+            break
+        convinced_at = min(convinced_at, anyio.current_time() + _BELIEVE_ABSENCE_S)  # read again, however late it is
         await anyio.sleep(backoff_s(attempt))
-        attempt += 1
+    readable = await last_readable(link, stream, subject)
+    raise DamagedError(damage(stream, subject, messages, readable.seq if readable else 0))
 
 
 def damage(stream: str, subject: str, messages: int, readable: int) -> str:

@@ -53,7 +53,10 @@ async def test_none_is_what_is_not_counted_either():
     assert link.asked[1] == ("INFO", {"subjects_filter": "a.b"}, False)
 
 
-async def test_one_that_is_stored_between_the_two_questions_is_found():
+@pytest.mark.parametrize("believe_s", [leader._BELIEVE_ABSENCE_S, 0.0])
+async def test_one_that_is_stored_between_the_two_questions_is_found(monkeypatch, believe_s):
+    """Also where the second answer comes so late that its time is over."""
+    monkeypatch.setattr(leader, "_BELIEVE_ABSENCE_S", believe_s)
     link = Leader(NOT_FOUND, counts(1), found(4))
     assert (await leader.last(link, "S", "a.b")).seq == 4
 
