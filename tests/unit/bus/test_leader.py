@@ -68,7 +68,7 @@ async def test_one_that_is_deleted_between_them_is_none():
 
 async def test_what_is_counted_and_never_found_is_damaged(monkeypatch):
     monkeypatch.setattr(leader, "_BELIEVE_ABSENCE_S", 0.0)
-    link = Leader(NOT_FOUND, counts(7), counts(7, last=2), found(1), NOT_FOUND)
+    link = Leader(NOT_FOUND, counts(7), NOT_FOUND, counts(7), counts(7, last=2), found(1), NOT_FOUND)
     with pytest.raises(DamagedError, match=r"counts 7 messages on a\.b, .*newest that can be read is at sequence 1\)"):
         await leader.last(link, "S", "a.b")
 
