@@ -1,11 +1,7 @@
-"""Agents that run elsewhere, over the official SDK, while two endpoints behind one address are killed in turn.
-
-Then one of them is only stopped, until the other has taken up its sessions, and goes on.
-"""
+"""Agents that run elsewhere, over the official SDK, while two endpoints behind one address are killed in turn."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +25,7 @@ from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 pytestmark = [pytest.mark.slow, pytest.mark.extension]
 
 AGENT = Path(__file__).with_name("outside_agent.py")
-AGENTS = 4
+AGENTS = 8
 KILLS = 2
 CONFIG = """
 run = "elsewhere"
@@ -128,31 +124,20 @@ class TwoEndpoints:
         elif self.second is not None:
             self.second.kill()
 
-    def freeze(self, is_frozen: bool) -> None:
-        """Stop the second replica, or let it go on."""
-        assert self.second is not None
-        self.second.send_signal(signal.SIGSTOP if is_frozen else signal.SIGCONT)
-
     @property
     def trained(self) -> int:
         metrics = self.run / "metrics.jsonl"
         return metrics.read_text().count('"train/step"') if metrics.exists() else 0
 
-    @property
-    def taken_up(self) -> int:
-        """Return how many groups the first replica has gone on with."""
-        return (self.run / "logs" / "environment-words.log").read_text().count("goes on: ")
-
     def close(self) -> None:
         for process in filter(None, (self.second, self.up)):
-            process.send_signal(signal.SIGCONT)
             process.terminate()
             process.wait()
         self._log.close()
 
 
 @pytest.mark.timeout(540)
-def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_stopped_and_no_sample_is_lost_or_doubled(
+def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_no_sample_is_lost_or_doubled(
     tmp_path: Path,
 ) -> None:
     save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=512), tmp_path / "model")
@@ -161,28 +146,17 @@ def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_stopped_and_n
     (tmp_path / "run.toml").write_text(CONFIG.format(one=ports[0], two=ports[1]))
     notes = [tmp_path / f"agent-{number}.jsonl" for number in range(AGENTS)]
     endpoints, agents = TwoEndpoints(tmp_path, ports), list[subprocess.Popen[bytes]]()
-    kills = thaws = 0
-    frozen_at: tuple[int, int] | None = None
-    has_lost = False
+    kills = 0
     try:
         with one_address(ports) as address:
             for place in notes:
                 command = [sys.executable, "-I", str(AGENT), address, str(tmp_path / "sessions.token"), str(place)]
                 agents.append(subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL))
             while endpoints.up.poll() is None:  # the test's own limit ends it
-                if frozen_at is None:
-                    endpoints.keep_second()
+                endpoints.keep_second()
                 if endpoints.trained > kills and kills < KILLS:
                     endpoints.kill(kills % 2)
                     kills += 1
-                elif kills == KILLS and frozen_at is None and not has_lost and endpoints.trained > thaws + KILLS:
-                    frozen_at = endpoints.trained, endpoints.taken_up
-                    endpoints.freeze(True)
-                elif frozen_at is not None:
-                    has_lost = endpoints.taken_up > frozen_at[1]
-                    if has_lost or endpoints.trained > frozen_at[0] + 1:  # it had no group then
-                        endpoints.freeze(False)
-                        frozen_at, thaws = None, endpoints.trained - KILLS
                 with suppress(subprocess.TimeoutExpired):
                     endpoints.up.wait(0.2)
     finally:
@@ -193,7 +167,6 @@ def test_agents_elsewhere_go_on_while_two_endpoints_are_killed_and_stopped_and_n
     text = (tmp_path / "log").read_text()
     assert endpoints.up.returncode == 0, text
     assert kills == KILLS
-    assert has_lost, "the first replica took up a group while the second one was stopped"
     got = [json.loads(line) for place in notes if place.exists() for line in place.read_text().splitlines()]
     assert max(Counter(one["key"] for one in got).values()) == 1
     worked_on = Counter(one["key"].partition(".")[0] for one in got if "ended" not in one)
