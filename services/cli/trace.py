@@ -32,7 +32,6 @@ from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.endings import Endings, RolloutEnding
 from lachesis.services.observe.find import find_rollout
 from lachesis.services.observe.jaeger import Jaeger
-from lachesis.services.observe.progress import step_times
 from lachesis.services.observe.rollout import Timeline
 from lachesis.services.output import SafeConsole, human_seconds, json_text, print_json, printable
 from lachesis.services.run.connect import RunHistory, open_history
@@ -107,10 +106,6 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
 async def _find(config: RunConfig, name: str) -> Timeline:
     async with open_history(config, f"{config.run}.trace") as bus:
         rollout = await find_rollout(bus, config, name)
-        if rollout.batch is not None and not rollout.reported:
-            times = step_times(config.path, rollout.batch + 1)
-            if times is not None:
-                rollout.logged(*times)
         return rollout.timeline(config.batching, await bus.server_time_ns())
 
 
@@ -124,7 +119,8 @@ async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Rollo
         if config.telemetry.jaeger_url is not None and not history.ended:
             await _follow_jaeger(config.telemetry.jaeger_url, config.run, slow_s, show)
         else:
-            endings = Endings(config.run, slow_s, teacher=config.batching.teacher != "off")
+            jaeger_url = config.telemetry.jaeger_url  # of a run that has ended: the links alone
+            endings = Endings(config.run, slow_s, teacher=config.batching.teacher != "off", jaeger_url=jaeger_url)
             await _follow_streams(history.bus, config, history.ended, endings, show)
 
     await follow_run(config, f"{config.run}.trace", follow)

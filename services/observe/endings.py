@@ -50,7 +50,7 @@ class RolloutEnding(msgspec.Struct, frozen=True, kw_only=True):
 class Endings:
     """`slow_s`: seconds from which a rollout is slow; None: slower than 99 of 100 of the last ones.
 
-    `teacher`: whether batches wait for a teacher.
+    `teacher`: whether batches wait for a teacher. `jaeger_url`: where traces are shown; None: nowhere.
     """
 
     def __init__(self, run: str, slow_s: float | None, *, teacher: bool = False, jaeger_url: str | None = None) -> None:
@@ -77,7 +77,7 @@ class Endings:
             member = self._open.pop(outcome.seq, None)
             if member is not None and outcome.kind != "duplicate":
                 stamps = entry.stamps.get(member.plan.group, [])
-                found.append(self._is_rated(member, stamps, outcome.kind, entry.written_ns, outcome.reason))
+                found.append(self._ending_if_kept(member, stamps, outcome.kind, entry.written_ns, outcome.reason))
         for seq in [seq for seq in self._open if seq <= entry.watermark]:
             del self._open[seq]  # settled before this watch began
         return [ended for ended in found if ended is not None]
@@ -94,10 +94,10 @@ class Endings:
             for member in members:
                 own = Stamp("trainer", entry.written_ns, step.start_ns, step.end_ns)
                 stamps = [*entry.stamps.get(member.plan.group, []), own]
-                found.append(self._is_rated(member, stamps, "trained", step.end_ns))
+                found.append(self._ending_if_kept(member, stamps, "trained", step.end_ns))
         return [ended for ended in found if ended is not None]
 
-    def _is_rated(
+    def _ending_if_kept(
         self, member: _EndedMember, stamps: list[Stamp], outcome: str, ended_ns: int, reason: str | None = None
     ) -> RolloutEnding | None:
         plan = member.plan

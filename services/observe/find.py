@@ -1,8 +1,9 @@
 """Finds rollouts in the streams: one by its id or any part of it, or those between two sequences.
 
-Reads the bus and returns what the streams hold of each rollout. Ids begin with the time at which they were made, so for
-a long prefix of an id only messages of about that age are read: a stream is entered from its end, in growing steps, and
-left once nothing more can come.
+Reads the bus and returns what the streams hold of each rollout. The figures in the run's
+folder say when the step of a single one was taken, before the trainer reports it. Ids begin with the time at which they
+were made, so for a long prefix of an id only messages of about that age are read: a stream is entered from its end, in
+growing steps, and left once nothing more can come.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
+from lachesis.services.observe.progress import step_times
 from lachesis.services.observe.rollout import RolloutTimeline, decided_seqs
 from lachesis.services.run.connect import is_trained
 
@@ -54,6 +56,10 @@ async def find_rollout(bus: Bus, config: RunConfig, name: str, *, annotated: boo
     rollout = await _member(bus, config, name)
     rollout.revision = config.revision
     await _ledger(bus, config, [rollout], until_trained=True)
+    if rollout.batch is not None and not rollout.reported:
+        times = step_times(config.path, rollout.batch + 1)
+        if times is not None:
+            rollout.logged(*times)
     dead = rollout.outcome is not None and rollout.outcome.kind == "dead"
     if annotated or rollout.entry is None or dead or not rollout.stamps():
         await _annotations(bus, config, [rollout])

@@ -26,7 +26,6 @@ from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import RolloutGroup, Sequences
 from lachesis.services.observe.find import find_rollout
 from lachesis.services.observe.groups import MAX_SAMPLES, GroupView, group_view
-from lachesis.services.observe.progress import step_times
 from lachesis.services.observe.rollout import RolloutTimeline, Timeline
 
 __all__ = ["GroupDetail", "RevisionScores", "TokenColumns", "TokenWindow", "read_group_detail"]
@@ -101,10 +100,6 @@ class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
 async def read_group_detail(bus: Bus, config: RunConfig, name: str, window: TokenWindow) -> GroupDetail:
     """Return the group whose id is `name` or has it in it. Raises as `find_rollout`, and `SchemaError`."""
     rollout = await find_rollout(bus, config, name, annotated=True)
-    if rollout.batch is not None and not rollout.reported:
-        times = step_times(config.path, rollout.batch + 1)
-        if times is not None:
-            rollout.logged(*times)
     group = await _payload(bus, rollout)
     teacher, reason = await _teacher(bus, rollout, group)
     revisions, complete = await _other_revisions(bus, config, rollout)

@@ -1,4 +1,4 @@
-"""Reads the figures of a run's steps from the log in its folder: all, the newest, or those of one step."""
+"""Reads the figures of a run's steps from the log in its folder: all of them, or the newest."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,10 @@ _TAIL_BYTES = 1 << 18
 
 
 def all_figures(folder: Path) -> Iterator[dict[str, float]]:
-    """Yield the figures of every step, oldest first; a line that is torn, or still being written, is skipped."""
+    """Yield the figures of every step, oldest first.
+
+    A line that is torn, or still being written, is skipped.
+    """
     try:
         with open_regular_file(folder / METRICS_FILE) as file:
             for row in file:

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
+from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import encode
@@ -174,14 +177,17 @@ async def test_trained_it_shows_what_its_trace_shows(world: World) -> None:
     )  # fmt: skip
 
 
-async def test_the_trainers_log_tells_of_a_step_that_is_not_reported_yet(world: World) -> None:
+async def test_the_figures_in_the_folder_say_when_a_step_was_taken_that_is_not_reported_yet(
+    world: World, tmp_path: Path
+) -> None:
     group = await world.rollout()
     await world.ledger(world.batched(group))
-    rollout = await find_rollout(world.bus, CONFIG, group)
     began_ns = world.began_ns[group]
-    rollout.logged(began_ns + 700 * MS, began_ns + 900 * MS)
+    figures = {"train/step": 5.0, "train/time": began_ns / 1e9 + 0.9, "latency/trainer/proc/p50": 0.2}
+    (tmp_path / METRICS_FILE).write_bytes(msgspec.json.encode(figures) + b"\n")
+    rollout = await find_rollout(world.bus, msgspec.structs.replace(CONFIG, folder=str(tmp_path)), group)
     told = rollout.timeline(BatchingConfig(), began_ns + 5000 * MS)
-    assert (told.state, told.waits_for, told.seconds) == ("trained", None, 0.9)
+    assert (told.state, told.waits_for, told.seconds) == ("trained", None, pytest.approx(0.9))
     assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger.{run}.{trainer}", "train.consume"]
 
 
