@@ -32,7 +32,7 @@ async def follow_run(config: RunConfig, name: str, show: Callable[[RunHistory], 
                 return
             async with background() as tasks:
                 tasks.start_soon(_end_with_run, bus, config, tasks.cancel_scope)
-                tasks.start_soon(_tell_absence, bus, config.run)
+                tasks.start_soon(_report_absence, bus, config.run)
                 tasks.start_soon(bus.keep_served)
                 await show(RunHistory(bus, ended=False))
 
@@ -50,7 +50,7 @@ async def _end_with_run(bus: NatsBus, config: RunConfig, scope: anyio.CancelScop
     scope.cancel()
 
 
-async def _tell_absence(bus: NatsBus, run: str) -> None:
+async def _report_absence(bus: NatsBus, run: str) -> None:
     """Say when the server is unavailable, and when it is back."""
     while True:
         await bus.until_down()

@@ -70,8 +70,8 @@ def export(
 async def _run(config: RunConfig, request: ExportRequest) -> ExportSummary:
     async with open_history(config, f"{config.run}.export", OPERATOR) as bus:
         await warn_of_losses(bus, config)
-        with bar(f"export {request.revision}") as tell:
-            return await Exporter(bus, config, request, tell).run()
+        with bar(f"export {request.revision}") as advance:
+            return await Exporter(bus, config, request, advance).run()
 
 
 def _print_summary(done: ExportSummary) -> None:

@@ -31,7 +31,7 @@ from lachesis.services.observe.snapshot import notices_of_run
 from lachesis.services.output import json_text, print_json, print_table, printable
 from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_run
 
-__all__ = ["EnvHealth", "follow_health", "health", "read_health", "request_resume", "resume"]
+__all__ = ["follow_health", "health", "request_resume", "resume"]
 
 _STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red", "idle": "dim"}
 

@@ -1,6 +1,7 @@
 """The options that select history, declared once for `replay` and `export`.
 
-`with_selection` gives a command `--env`, `--subject`, `--since` and so on in place of its second parameter, a `Wanted`.
+`with_selection` gives a command `--env`, `--subject`, `--since` and so on in place of its second parameter, a
+`SelectionOptions`.
 """
 
 import inspect
@@ -129,11 +130,11 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "max_step": ("max_step", _option(int | None, min=0, help="Only rollouts of this policy step or an earlier one.")),
     "groups": ("groups", _option(Path | None, metavar="FILE", help="Only these groups: a file with one id a line.")),
 }
-"""By parameter: the field of `Wanted`, and the option."""
+"""By parameter: the field of `SelectionOptions`, and the option."""
 
 
 def with_selection(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command`, whose second parameter is a `Wanted`, the options that select in its place."""
+    """Give `command`, whose second parameter is a `SelectionOptions`, its options instead."""
 
     @wraps(command)
     def wrapper(options: Any, **given: Any) -> None:

@@ -112,8 +112,8 @@ async def _run(config: RunConfig, request: ImportRequest) -> ImportSummary:
         if ended:  # no other client can be there: the server runs only for this import
             request = msgspec.structs.replace(request, leased=False)
         service = Service(bus, PRODUCER, config.run, config.revision)
-        with bar("import", DownloadColumn(), TransferSpeedColumn()) as tell:
-            return await Importer(service, config, request, progress=tell, complain=_complain).run(
+        with bar("import", DownloadColumn(), TransferSpeedColumn()) as advance:
+            return await Importer(service, config, request, progress=advance, complain=_complain).run(
                 _index_folder(config)
             )
 

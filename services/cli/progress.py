@@ -36,10 +36,10 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
     with progress:
         task = progress.add_task(what, total=None)
 
-        def tell(done: int, total: int | None) -> None:
+        def advance(done: int, total: int | None) -> None:
             progress.update(task, completed=done, total=total)
 
-        yield tell
+        yield advance
 
 
 async def drain_on_signal(draining: anyio.Event, drain: Callable[[], None]) -> None:

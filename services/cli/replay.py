@@ -78,9 +78,9 @@ async def _run(config: RunConfig, request: ReplayRequest, reasons: list[Unscored
     ):
         await warn_of_losses(bus, config)
         tasks.start_soon(drain_on_signal, draining, draining.set)
-        with bar(f"replay {request.revision}") as tell:
+        with bar(f"replay {request.revision}") as advance:
             result = await run_replay(
-                bus, config, request, draining=draining, progress=tell, observe=note, connection=bus.connection
+                bus, config, request, draining=draining, progress=advance, observe=note, connection=bus.connection
             )
         tasks.cancel_scope.cancel()
     return result

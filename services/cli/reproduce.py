@@ -24,7 +24,7 @@ from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
-from lachesis.services.cli.train import past_config
+from lachesis.services.cli.train import offline_config
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 from lachesis.services.run.losses import warn_of_losses
@@ -102,16 +102,16 @@ async def _run(config: RunConfig, wish: ReproduceOptions) -> Reproduction:
         await warn_of_losses(bus, config)
         past = None if trainer == config.training.name else await read_offline_trainer(bus, config.run, trainer)
         if past is not None:
-            config = past_config(config, past, None)
+            config = offline_config(config, past, None)
         elif trainer != config.training.name:  # another live one, of a trainer's own loop say
             config = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, name=trainer))
         kept = known_checkpoints(config.path / CHECKPOINTS)
         saved = {path.name: state.position for path, state in kept}
-        with bar("verify", MofNCompleteColumn()) as tell:
-            facts, findings = await verify_batches(bus, config, trainer, past, saved=saved, progress=tell)
+        with bar("verify", MofNCompleteColumn()) as advance:
+            facts, findings = await verify_batches(bus, config, trainer, past, saved=saved, progress=advance)
         if not any(finding.verdict == "fail" and finding.check == "chain" for finding in findings):
-            with bar("train", MofNCompleteColumn(), TextColumn("steps")) as tell:
-                findings += await _weights(bus, config, wish, facts, kept=kept, past=past, progress=tell)
+            with bar("train", MofNCompleteColumn(), TextColumn("steps")) as advance:
+                findings += await _weights(bus, config, wish, facts, kept=kept, past=past, progress=advance)
     return Reproduction(
         run=config.run,
         trainer=trainer,

@@ -25,7 +25,7 @@ from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.find import first_seq_of_last
 from lachesis.services.run.connect import RunHistory, open_run
 
-__all__ = ["Printer", "StreamSlice", "TailTargets", "first_seq_of_last", "resolve", "tail"]
+__all__ = ["Printer", "StreamSlice", "TailTargets", "resolve", "tail"]
 
 
 @with_options

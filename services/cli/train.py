@@ -38,10 +38,10 @@ from lachesis.services.run.checkpoints import find_checkpoint
 from lachesis.services.run.connect import open_history
 from lachesis.services.run.losses import warn_of_losses
 
-__all__ = ["OFFLINE_FOLDER", "TrainingProgress", "past_config", "start_model", "train"]
+__all__ = ["OFFLINE_FOLDER", "TrainingProgress", "offline_config", "start_model", "train"]
 
 OFFLINE_FOLDER = "trainers"
-"""Where in a run's folder the trainers on past rollouts have theirs."""
+"""Folder, in a run's, of the folders of offline trainers."""
 
 
 @with_options
@@ -142,7 +142,7 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
     return str(folder.absolute()) if folder.is_dir() else name, state.step if state else 0
 
 
-def past_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | None) -> RunConfig:
+def offline_config(config: RunConfig, record: OfflineTrainerRecord, steps: int | None) -> RunConfig:
     """Return the configuration of an offline trainer: its own folder, model, name, and end."""
     training = msgspec.structs.replace(
         config.training,
@@ -165,11 +165,11 @@ async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) ->
     started = time.monotonic()
     async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
         await warn_of_losses(bus, config)
-        with bar(f"read {request.revision}") as tell:
-            opened = open_offline_ledger(bus, config, request, progress=tell)
+        with bar(f"read {request.revision}") as advance:
+            opened = open_offline_ledger(bus, config, request, progress=advance)
             record, trained = await stack.enter_async_context(opened)
         if request.store:
-            await _train(bus, past_config(config, record, steps), record, trained)
+            await _train(bus, offline_config(config, record, steps), record, trained)
     return _standing(config, record, steps, time.monotonic() - started)
 
 
@@ -180,10 +180,10 @@ async def _train(
 
     service = Service(bus, "trainer", config.run)
     total = config.training.steps
-    with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
+    with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as advance:
         offline = OfflineRun(
             start=OfflineStart(record.start, record.max_staleness),
-            trained=lambda step: tell(step, total),
+            trained=lambda step: advance(step, total),
             durable=durable,
         )
         async with anyio.create_task_group() as tasks:
@@ -193,7 +193,7 @@ async def _train(
 
 
 def _standing(config: RunConfig, record: OfflineTrainerRecord, steps: int | None, seconds: float) -> TrainingProgress:
-    own = past_config(config, record, steps)
+    own = offline_config(config, record, steps)
     path = latest_checkpoint(own.path / CHECKPOINTS)
     state = state_of(path) if path else None
     step = state.step if state else 0

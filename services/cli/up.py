@@ -108,7 +108,7 @@ async def _up(config: RunConfig, options: Options) -> None:
     try:
         async with background() as tasks:
             tasks.start_soon(stop_on_signals, supervisor)
-            tasks.start_soon(_tell_progress, config, evaluations)
+            tasks.start_soon(_print_progress, config, evaluations)
             for row in supervisor.running:
                 tasks.start_soon(_announce, supervisor, row.planned.name)
             await supervisor.run()
@@ -188,10 +188,10 @@ class EvaluationWatch(RunWatcher):
         reader = EvaluationReader(bus, self._config.run, self._config.revision, evaluation_names(self._config))
         before = await reader.catch_up()  # those of earlier lives were printed by them
         self._reader = reader
-        self._keep_best(before)
+        self._keep_events(before)
         self._print_evaluation(before[-len(reader.evaluations.envs) :] if before else [])
         async for event in reader.follow():
-            self._keep_best([event])
+            self._keep_events([event])
             self._print_evaluation([event])
 
     async def finish(self, bus: Bus) -> None:
@@ -199,10 +199,10 @@ class EvaluationWatch(RunWatcher):
         if self._reader is not None:
             with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
                 events = await self._reader.catch_up()
-                self._keep_best(events)
+                self._keep_events(events)
                 self._print_evaluation(events)
 
-    def _keep_best(self, events: list[EvalEvent]) -> None:
+    def _keep_events(self, events: list[EvalEvent]) -> None:
         bare: dict[str, list[int]] = {"tasks": [], "task_successes": [], "task_judged": []}
         self.events += [msgspec.structs.replace(event, **bare) for event in events]
 
@@ -273,7 +273,7 @@ def _best_rate(env: EnvEvaluations) -> str:
     return f"{best.env} {change.before:.2f}, the last policy {change.after:.2f}{on}"
 
 
-async def _tell_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:
+async def _print_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:
     """Print a line every few seconds while steps are taken."""
     reported = newest_figures(config.path)
     while True:

@@ -4,7 +4,7 @@ The whole pipeline on real tasks, and a verdict on whether it learned.
 
 settings    the run's configuration, from `demo.toml` and the command line
 prepare     the model to train: tokenizer, random weights, supervised warm start; cached
-keep        the supervisor as a process of its own, started again when it dies
+pretrained  the pretrained language model and its sums, in place of `prepare`
 watch       what the bus says of the run, folded into `observed`
 observed    everything seen of the run (pure)
 view        live progress on a terminal or as lines

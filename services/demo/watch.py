@@ -1,9 +1,7 @@
-"""Watching a run over the bus.
+"""Watches a run over the bus, and measures its processes, for a `RunObservation`.
 
-Heartbeats, rollouts' headers, events and the ledger into an `RunObservation`.
-
-Nothing is written and no consumer is made. A watch ends with the supervisor's life that it belongs to; the next one
-goes on where it stopped.
+Reads heartbeats, the headers of rollouts, events and the ledger. Nothing is written and no consumer is made. A watch
+ends with the supervisor's life that it belongs to; the next one goes on where it stopped.
 """
 
 from contextlib import aclosing

@@ -54,10 +54,7 @@ def expected_run(config: RunConfig, *, missed: bool = True) -> ExpectedRun:
 
 def step_durations(folder: Path) -> list[float]:
     """Return how long the newest steps took, seconds, by the figures in a run's folder."""
-    try:
-        times = [figures["train/time"] for figures in recent_figures(folder) if "train/time" in figures]
-    except OSError:
-        return []
+    times = [figures["train/time"] for figures in recent_figures(folder) if "train/time" in figures]
     took = [after - before for before, after in pairwise(times)]
     return [seconds for seconds in took if seconds > 0]
 

@@ -6,7 +6,6 @@ No server is queried, so the answer is there at once. For each folder it returns
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -87,7 +86,7 @@ def look_at_folder(run: str, folder: Path) -> RunState:
         logs=str(folder / "logs") if (folder / "logs").is_dir() else None,
         notices=_notices(folder, found, ended.outcomes),
         outcomes=read_outcomes(folder) if found in LIVE_STATES else ended.outcomes,
-        **_newest(folder),
+        **fields_of_step(newest_figures(folder)),
     )
     file = run_file(folder)
     if file is None:
@@ -174,14 +173,6 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _newest(folder: Path) -> dict[str, Any]:
-    """Return what the newest figures of a run say."""
-    try:
-        return fields_of_step(newest_figures(folder))
-    except OSError:
-        return {}
 
 
 def _trackers(config: RunConfig) -> dict[str, str]:

@@ -24,13 +24,8 @@ class DiskWarning:
         self._stored = 0
         self._measured_s = float("-inf")
 
-    def check_disk(self) -> list[str]:
-        """Return what there is to warn of, nothing where the server is not the run's own."""
-        text = self.finding().text
-        return [] if text is None else [text]
-
     def finding(self) -> StoreFinding:
-        """Return how the disk stands now."""
+        """Return how the disk stands now: `ok` where the server is not the run's own."""
         store = self._config.store
         if store is None or not store.is_dir():
             return StoreFinding("ok")

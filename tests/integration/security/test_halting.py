@@ -30,7 +30,7 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
-from lachesis.services.cli.health import read_health
+from lachesis.services.observe.health import read_health
 from lachesis.services.stage_settings import health_settings
 
 WINDOW = 16

@@ -25,7 +25,7 @@ from lachesis.pipeline.trainer.stage import OfflineRun
 from lachesis.schemas import subjects
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import Message
-from lachesis.services.cli.train import past_config
+from lachesis.services.cli.train import offline_config
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
             await run_replay(operator, config, request, draining=anyio.Event(), progress=lambda *_: None)
             asked = OfflineRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
             async with open_offline_ledger(operator, config, asked, progress=lambda *_: None) as (record, _):
-                own = past_config(config, record, 2)
+                own = offline_config(config, record, 2)
                 offline = OfflineRun(OfflineStart(), trained=lambda _: None, durable=lambda _: None)
                 await run_trainer(Service(operator, "trainer", "one"), own, offline)
             torch.use_deterministic_algorithms(mode=False)

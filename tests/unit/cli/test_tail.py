@@ -3,7 +3,8 @@ import pytest
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.tail import StreamSlice, first_seq_of_last, resolve
+from lachesis.services.cli.tail import StreamSlice, resolve
+from lachesis.services.observe.find import first_seq_of_last
 
 
 def test_a_kind_means_this_runs() -> None:

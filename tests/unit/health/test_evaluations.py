@@ -14,7 +14,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import EvalEvent, ScoreEvent
 from lachesis.schemas.codec import encode
-from lachesis.services.cli.health import read_health
+from lachesis.services.observe.health import read_health
 from lachesis.services.stage_settings import health_settings
 
 CONFIG = RunConfig(

@@ -19,7 +19,8 @@ from lachesis.schemas.annotations import Commit, GroupShaping, GroupSignals, Rew
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
-from lachesis.services.cli.health import read_health, request_resume
+from lachesis.services.cli.health import request_resume
+from lachesis.services.observe.health import read_health
 from lachesis.services.stage_settings import health_settings
 
 CONFIG = RunConfig(
