@@ -189,8 +189,9 @@ class Bus(Protocol):
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """Return the subject's last message, read from the leader.
 
-        None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when
-        there are some and the newest of them cannot be read.
+        None: there is none, because none was ever stored or all were deleted on purpose. A large one that cannot be
+        assembled is marked as `read` marks it: another key may have stored it. Raises `DamagedError` when there are
+        some and the newest of them cannot be read.
         """
 
     async def get(self, stream: str, seq: int) -> StoredMessage:

@@ -276,7 +276,7 @@ class NatsBus:
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         message = await self._publisher.last(self._name(stream), subject)
-        return None if message is None else await self._blobs.join(message)
+        return None if message is None else await self._blobs.join_or_mark(message)
 
     async def get(self, stream: str, seq: int) -> StoredMessage:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))

@@ -48,10 +48,18 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
-        partial.replace(path)
+        _move(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _move(partial: Path, path: Path) -> None:
+    try:
+        partial.replace(path)
+    except FileNotFoundError:  # another writer of the same file has moved it, or is about to move its own
+        if not path.exists():
+            raise
 
 
 def partial_of(path: Path) -> Path:

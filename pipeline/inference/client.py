@@ -206,7 +206,7 @@ class InferenceClient:
             )
 
         most = config.max_connections
-        kept = ConnectionStack(most) if transport is None and not self._proxy else transport
+        kept = ConnectionStack(most, trust_env=trust_env) if transport is None and not self._proxy else transport
         self._http = connections(httpx.Limits(max_connections=most), kept)
         self._observing = connections(httpx.Limits(max_keepalive_connections=0), transport)
 

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable
 import anyio
 import httpx
 
+from lachesis.pipeline.common.tls import tls_context
+
 __all__ = ["ConnectionStack"]
 
 _IDLE_S = 60.0
@@ -24,8 +26,11 @@ earlier, which is noticed before a request is sent. Each new connection costs a 
 class ConnectionStack(httpx.AsyncBaseTransport):
     """The connections to one server, without a proxy. Responses must be closed, as `AsyncClient.stream` does."""
 
-    def __init__(self, max_connections: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ssl = httpx.create_ssl_context()
+    def __init__(
+        self, max_connections: int, *, trust_env: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`trust_env`: see `tls_context`."""
+        self._ssl = tls_context(trust_env=trust_env)
         self._room = anyio.Semaphore(max_connections)
         self._idle = deque[tuple[float, httpx.AsyncHTTPTransport]]()
         """Since when it is not used, and the connection; the one used last is at the end."""

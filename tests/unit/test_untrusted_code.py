@@ -36,6 +36,7 @@ IMPORTERS = {
     "pipeline/common/user_code.py",  # an environment, a rater or a strategy that the configuration names
     "pipeline/scorer/runner.py",  # in a worker, the module of a rater that its scorer has loaded
     "pipeline/extension.py",  # what an installed extension names in its own value
+    "services/supervisor/forkserver.py",  # modules out of a fixed table
     "services/cli/commands.py",  # a command out of a fixed table, or an entry point of an installed package
     "src/lachesis/__init__.py",  # a name out of a fixed table
 }

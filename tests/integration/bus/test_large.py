@@ -87,6 +87,9 @@ async def test_a_head_where_none_can_be_is_bad_data_and_ends_no_reader(nats_bus:
         ack = await nats_bus.publish(score, head, msg_id=name, headers={"Lachesis-Large": name})
         with pytest.raises(DataError, match="no chunks of it"):
             await nats_bus.get(EVENTS, ack.seq)
+        last = await nats_bus.last(EVENTS, score)
+        assert last is not None
+        assert (last.seq, "no chunks of it" in last.headers["Lachesis-Broken"]) == (ack.seq, True)
     async with nats_bus.read(EVENTS, [], follow=False) as reader:
         assert ["Lachesis-Broken" in m.headers async for m in reader] == [True, True]
 

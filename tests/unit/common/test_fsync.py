@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.common.fsync import fsync
+from lachesis.pipeline.common.fsync import fsync, replace_file
 
 
 @pytest.mark.parametrize("name", ["a file", "."])
@@ -34,3 +34,17 @@ def test_a_sync_that_fails_is_told_and_leaves_no_descriptor(tmp_path: Path, monk
         fsync(tmp_path)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
+
+
+def test_of_two_writers_at_once_one_counts_and_neither_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sync = tmp_path / "url", os.fsync
+
+    def other_writes(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        replace_file(file, b"other")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other_writes)
+    replace_file(file, b"mine")
+    assert file.read_bytes() == b"other"
+    assert [one.name for one in tmp_path.iterdir()] == ["url"]
