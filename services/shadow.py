@@ -12,7 +12,7 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.offline.compare.rolling import RollingComparison

@@ -12,7 +12,7 @@ from lachesis.pipeline.batcher.settings import BatcherSettings
 from lachesis.pipeline.config.evaluated import evaluable_steps, evaluated_environments, held_out_rule
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import role_access, server_settings
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.environment.settings import EnvironmentSettings

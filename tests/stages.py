@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.runtime.service import Service
 from lachesis.services import registry
 from lachesis.services.stage_settings import environment_settings

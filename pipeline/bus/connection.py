@@ -18,7 +18,6 @@ import msgspec
 import nats.errors
 
 from lachesis.pipeline.bus.addresses import host_and_port, is_websocket, parse_address, split_addresses
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.client import NatsClient, is_refusal
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -29,6 +28,7 @@ from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.bus.refused_credentials import describe_refused
 from lachesis.pipeline.bus.replies import error_in
 from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s, requested_cancellations
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_text

@@ -11,13 +11,13 @@ import msgspec
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.api import Delivery, StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import BlobStore, claimed_size
 from lachesis.pipeline.bus.consumer_names import durable_description
 from lachesis.pipeline.bus.consumer_pull import AckMetadata, ConsumerPull, weight
 from lachesis.pipeline.bus.replies import ConsumerInfo, ConsumerNames, DeleteAnswer, plain_headers
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.bus.server_link import ServerLink
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.schemas.subjects import kind_of
 

@@ -22,8 +22,8 @@ import msgspec
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope, roles
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.routing import matches
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import UNREADABLE

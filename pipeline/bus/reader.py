@@ -21,7 +21,6 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import BlobStore
 from lachesis.pipeline.bus.consumer_names import reader_description, reader_name, reader_names
 from lachesis.pipeline.bus.consumer_pull import AckMetadata, ConsumerPull, weight
@@ -30,6 +29,7 @@ from lachesis.pipeline.bus.replies import ConsumerInfo, NameTakenError, plain_he
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.server_waits import ServerWait
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, InfrastructureError, NotFoundError
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.subjects import kind_of

@@ -9,9 +9,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError, UnservedError
 from lachesis.schemas.errors import DataError
 

@@ -20,7 +20,7 @@ import anyio
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.common.outages import is_outage

@@ -13,7 +13,7 @@ import anyio
 import httpx
 import msgspec
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.webhook import RETRIES, TIMEOUT_S, post_to_webhook
 from lachesis.pipeline.notices.board import NoticeBoard

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.read import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader

@@ -20,7 +20,7 @@ import anyio
 import httpx
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.call_times import LOOK_S, CallTimes
 from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.common.secrets import without_secrets

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 from starlette.types import ASGIApp
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import write_private
 from lachesis.pipeline.errors import InfrastructureError, StartupError

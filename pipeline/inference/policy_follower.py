@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import confirm_newer_value
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import AccessError, InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update

@@ -7,8 +7,8 @@ from typing import Any
 from lachesis.pipeline.common.arguments import listed, number_column, number_columns, table_of, whole_number
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
+from lachesis.pipeline.library.reward_normalizer import MAX_ABS_REWARD
 from lachesis.pipeline.normalizer.estimators.centred import Centred
-from lachesis.pipeline.normalizer.welford import MAX_ABS_REWARD
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError, DataError

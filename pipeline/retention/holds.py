@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.retention_record import decode_record, read_record
 from lachesis.schemas import keys

@@ -23,7 +23,7 @@ from lachesis.pipeline.errors import CheckpointError, DamagedError, LedgerError,
 from lachesis.pipeline.ledger.audit import settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints, latest_checkpoint
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 from lachesis.pipeline.ledger.reader import find_position, follow_ledger, newest_entry
 from lachesis.pipeline.ledger.rollbacks import find_contradictions, stage_marks, trim_limits, without_false_trims
 from lachesis.pipeline.retention.recovery_record import CheckpointChange, RecoveryPlan, StreamLoss, complete_record

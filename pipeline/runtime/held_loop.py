@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.code_place import is_idle_loop, is_own_code, place_of, stack_of
 from lachesis.pipeline.notices.silence import HELD_CURE
 from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS

@@ -12,8 +12,8 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.window import InFlightWindow
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["InputSource", "open_bursts", "read_to_end"]

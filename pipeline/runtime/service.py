@@ -19,21 +19,22 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import follow_writers
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import SHORTAGES
 from lachesis.pipeline.errors import InfrastructureError, StartupError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.held_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, OutageRetries, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
+from lachesis.pipeline.runtime.shown_stall import ShownStall
 from lachesis.pipeline.runtime.shown_vitals import shown_vitals
 from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import Heartbeat
 
 __all__ = ["HeldLeases", "Service", "open_service"]
 
@@ -96,8 +97,7 @@ class Service:
         """What knows the code that it calls on the event loop."""
         self.held_limit_s = HELD_LIMIT_S
         """Seconds for which code may hold the event loop before heartbeats for the service stop."""
-        self._stalled: str | None = None  # why, as it was last logged
-        self._stalled_s = 0.0  # since when
+        self._stall = ShownStall()
 
     def now_ns(self) -> int:
         """Return the time for stamps, Unix ns by the server's clock."""
@@ -129,7 +129,7 @@ class Service:
         self.set_problem(_DISK, shortage, held_up=held_up_by(self.name), stops=True)
         self.set_problem("telemetry", None if sink is None else sink.problem, mend=_TELEMETRY_CURE)
         metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
-        stage = self._with_stall(vitals.report(self.name))
+        stage = self._stall.apply(self.bus.stall, vitals.report(self.name))
         if shortage is not None:  # it says more than that the server is slow, whose disk that may be as well
             state = "draining" if stage.state == "draining" else "waiting"
             since_ns = stage.since_ns if stage.state == state else None
@@ -165,25 +165,6 @@ class Service:
         except OSError as error:
             text = f"services.alive_file: {self.alive_file} cannot be written: {error.strerror or error}"
             raise StartupError(text) from error
-
-    def _with_stall(self, stage: StageVitals) -> StageVitals:
-        """Return the figures with a stall of the bus as state and note; log when one begins, changes or is over."""
-        stall = self.bus.stall
-        if stall is None:
-            if self._stalled is not None:
-                log.info("goes on after %.0f s: %s", time.monotonic() - self._stalled_s, self._stalled)
-            self._stalled = None
-            return stage
-        if self._stalled is None:
-            self._stalled_s = time.monotonic() - stall.seconds
-        if self._stalled != stall.reason:
-            log.warning("%s", stall)
-            self._stalled = stall.reason
-        note = f"{stall}; {stage.note}" if stage.note else str(stall)
-        if stage.state != "ok":
-            return msgspec.structs.replace(stage, note=note)
-        since_ns = time.time_ns() - round(stall.seconds * 1e9)
-        return msgspec.structs.replace(stage, state="waiting", note=note, since_ns=since_ns)
 
     def drain(self) -> None:
         """Ask the service to finish what it holds and to end."""

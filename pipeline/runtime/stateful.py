@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newer_writers import confirm_newer
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.errors import InfrastructureError, LedgerError
 from lachesis.pipeline.runtime.commitlog import CommitLog, RestoredState

@@ -26,7 +26,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import Delivery, PubAck
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.dead_letters import count_dead, dead_letter, publish_dead_letter

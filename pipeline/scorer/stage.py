@@ -13,7 +13,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
@@ -21,7 +21,7 @@ from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
-from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
+from lachesis.pipeline.scorer.logic.rating_figures import RaterAgreement
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.runner import RaterCalls

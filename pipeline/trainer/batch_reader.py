@@ -28,10 +28,10 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.tokenizer_hash import probe_of
 from lachesis.pipeline.common.trainability import TEXT_ALONE, TrainerLimits

@@ -26,7 +26,7 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     best_checkpoint,
     write_pointer,
 )
-from lachesis.pipeline.ledger.checksums import verify_sums, write_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums, write_sums
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import anyio
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, NotFoundError
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluator.read import EvaluationReader

@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader

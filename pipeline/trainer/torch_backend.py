@@ -17,7 +17,7 @@ import msgspec
 import torch
 from anyio.abc import TaskGroup
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.directory import open_configured_role
 from lachesis.pipeline.inference.policy_follower import follow_policy

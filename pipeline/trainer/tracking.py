@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import open_regular_file

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.run.connect import RunHistory, has_ended, open_run, until_ended

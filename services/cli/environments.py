@@ -15,8 +15,8 @@ from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.env_agent import env_agent
 from lachesis.services.cli.env_atropos import env_atropos
-from lachesis.services.cli.env_models import env_test
 from lachesis.services.cli.env_new import env_new
+from lachesis.services.cli.env_test_command import env_test
 from lachesis.services.cli.env_verify import env_verify
 from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json, print_table, printable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import anyio
 import typer
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token

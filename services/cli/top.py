@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.evaluated import evaluation_names
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError

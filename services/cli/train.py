@@ -21,7 +21,7 @@ from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.ledger.offline_start import OfflineStart

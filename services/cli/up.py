@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.store_reservation import store_budget
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals

@@ -6,7 +6,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError

@@ -22,13 +22,13 @@ import torch
 from rich.console import Console
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.tokenizer_hash import probe_of
 from lachesis.pipeline.config.evaluated import is_held_out
 from lachesis.pipeline.config.extended import training_config_type
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.stage import SingleGroup, run_environment
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from anyio.abc import TaskGroup
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.services.registry import load_stage, services

@@ -11,11 +11,11 @@ from typing import Any
 
 import anyio
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.evaluated import evaluation_names
 from lachesis.pipeline.config.run import RunConfig

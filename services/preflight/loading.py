@@ -26,7 +26,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.evaluated import held_out_tasks, is_held_out
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
-from lachesis.pipeline.config.training import open_trackers, trainer_settings
+from lachesis.pipeline.config.trainer_settings import open_trackers, trainer_settings
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.curriculum.scope import curriculum_environments

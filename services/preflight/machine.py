@@ -29,9 +29,9 @@ from lachesis.pipeline.weights.room import ample_bytes, published_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.output import human_bytes
 from lachesis.services.planned_processes import planned_processes
+from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.preflight.otlp import check_otlp
 from lachesis.services.preflight.ports import check_ports
-from lachesis.services.run.budget_check import check_budgets
 
 __all__ = [
     "binary",

@@ -26,8 +26,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from lachesis.pipeline.access import identity_of
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import is_disk_full
 from lachesis.pipeline.common.late_output import flush_output, keep_output
 from lachesis.pipeline.common.os_errors import explain_os_error
@@ -59,6 +59,7 @@ from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 from lachesis.schemas.errors import ConfigError, VersionError
+from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.process.drain_limit import limited_drain
 from lachesis.services.process.forked_children import separate_forked_children, tell_returned_forks
 from lachesis.services.process.micro import join_micro
@@ -67,7 +68,6 @@ from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
 from lachesis.services.registry import Stage, load_stage, service_of
-from lachesis.services.run.budget_check import check_budgets
 from lachesis.services.run.connect import connect_run
 
 __all__ = [

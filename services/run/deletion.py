@@ -17,10 +17,10 @@ import msgspec
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.acknowledged import ACKNOWLEDGED
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import NotFoundError, StartupError

@@ -20,7 +20,7 @@ from pathlib import Path
 import anyio
 
 from lachesis.pipeline.bus.api import Bus, Entry
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError, StartupError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import anyio
 
 from lachesis.pipeline.access import OPERATOR
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import HistoryLostError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS

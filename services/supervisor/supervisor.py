@@ -28,10 +28,10 @@ import msgspec
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.store_reservation import store_budget
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.machine_memory import MemoryKills
@@ -55,6 +55,7 @@ from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.planned_processes import PlannedProcess, planned_processes
+from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.process.service_process import (
     EXIT_DRAIN_TIMEOUT,
     EXIT_DRAINED,
@@ -62,7 +63,6 @@ from lachesis.services.process.service_process import (
 )
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.registry import find
-from lachesis.services.run.budget_check import check_budgets
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run

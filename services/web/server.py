@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from ipaddress import ip_address
 
 from lachesis.pipeline.bus.addresses import url_host
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import shared_token
 from lachesis.pipeline.config.run import RunConfig

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
 from lachesis.schemas.errors import LachesisError

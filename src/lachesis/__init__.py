@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from lachesis.pipeline.library.ensemble import RewardEnsemble, krippendorff_alpha
     from lachesis.pipeline.library.health import HealthChecks
     from lachesis.pipeline.library.performance import PerformanceTracker
+    from lachesis.pipeline.library.reward_normalizer import RewardNormalizer, WelfordAccumulator
     from lachesis.pipeline.library.scheduler import CurriculumScheduler
     from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
     from lachesis.pipeline.normalizer.estimators.own import estimator
-    from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
     from lachesis.pipeline.scorer.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.trainer.batch_reader import batches
@@ -67,7 +67,7 @@ _HOMES = {
     "WeightVersionSpan": "lachesis.pipeline.inference.protocol",
     "InferenceClient": "lachesis.pipeline.inference.client",
     "GeneratedSample": "lachesis.pipeline.inference.client",
-    "WelfordAccumulator": "lachesis.pipeline.normalizer.welford",
+    "WelfordAccumulator": "lachesis.pipeline.library.reward_normalizer",
     "krippendorff_alpha": "lachesis.pipeline.library.ensemble",
     "RewardEnsemble": "lachesis.pipeline.library.ensemble",
     "PerformanceTracker": "lachesis.pipeline.library.performance",
@@ -81,7 +81,7 @@ _HOMES = {
     "RaterUnavailable": "lachesis.pipeline.errors",
     "Reply": "lachesis.pipeline.environment.session",
     "RewardGroup": "lachesis.pipeline.normalizer.estimators.estimator",
-    "RewardNormalizer": "lachesis.pipeline.normalizer.welford",
+    "RewardNormalizer": "lachesis.pipeline.library.reward_normalizer",
     "Session": "lachesis.pipeline.environment.session",
     "SampledText": "lachesis.pipeline.extensions.atropos.step_bridge.text",
     "StepEnv": "lachesis.pipeline.extensions.atropos.step_bridge.step_env",

@@ -26,12 +26,12 @@ import torch
 from safetensors.torch import save_file
 from speed.figures import Figure, write_figures
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel

@@ -30,7 +30,7 @@ from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, compare
 from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
-from lachesis.pipeline.scorer.logic.agreement import RaterAgreement
+from lachesis.pipeline.scorer.logic.rating_figures import RaterAgreement
 from lachesis.pipeline.scorer.rater import to_rating
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.trainer.metrics import reward_figures

@@ -18,6 +18,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, find_strategy, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.library.reward_normalizer import RewardNormalizer, WelfordAccumulator
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
@@ -31,7 +32,6 @@ from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
 from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
-from lachesis.pipeline.normalizer.welford import RewardNormalizer, WelfordAccumulator
 from lachesis.pipeline.offline.compare.condition import parse_condition
 from lachesis.pipeline.offline.compare.significance import mean_interval, share_interval
 from lachesis.pipeline.offline.compare.statistics import distribution, histograms, rank_correlation, within_groups

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint, state_of
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_version
 from lachesis.pipeline.model.weight_files import weights_path, write_weights

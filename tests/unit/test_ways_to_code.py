@@ -67,7 +67,7 @@ FREE_FIELDS = {
     "services.agent.catalog.CatalogEntry": "read from source that is not run; what is chosen passes the policy",
     "services.agent.draft.DraftField": "shown",
     "services.cli.env_agent.AgentReport": "shown",
-    "services.cli.env_models.InferenceReport": "shown",
+    "services.cli.env_test_command.InferenceReport": "shown",
     "services.observe.groups.GroupView": "shown",
 }  # fmt: skip
 """Structs outside of the configuration with fields that hold values of any kind, and what becomes of these."""

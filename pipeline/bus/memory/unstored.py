@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import anyio
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.routing import matches
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import BusClosedError, InfrastructureError, UnservedError
 from lachesis.schemas.errors import DataError
 

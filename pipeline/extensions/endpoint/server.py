@@ -34,7 +34,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from lachesis.pipeline.bus.addresses import url_host
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.errors import AccessError, InfrastructureError, PromptTooLongError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, SessionEndedError

@@ -26,10 +26,10 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.last_event import read_last_event
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError, StreamFullError
 from lachesis.pipeline.normalizer.estimators.loader import describe_estimator, load_estimator

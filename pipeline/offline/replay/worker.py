@@ -21,9 +21,9 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.window import InFlightWindow
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.child_process import die_with_parent
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.errors import leaves

@@ -25,7 +25,7 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline import errors
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.offline.replay.frames import (
     RolloutBlock,

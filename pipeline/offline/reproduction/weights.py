@@ -20,7 +20,7 @@ import torch
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, known_checkpoints

@@ -17,7 +17,7 @@ import torch
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import LedgerError, OutOfMemoryError, StartupError
 from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.trainer.config import TrainingConfig

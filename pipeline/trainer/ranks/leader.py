@@ -28,7 +28,7 @@ import msgspec
 import torch
 from anyio.abc import Process, SocketAttribute, SocketStream, TaskGroup
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import OutOfMemoryError, RankLostError, StartupError
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.runtime.service import Service

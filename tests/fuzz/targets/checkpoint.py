@@ -17,7 +17,7 @@ from fuzz.oracle import Target
 
 from lachesis.pipeline.errors import CheckpointError, NotFoundError
 from lachesis.pipeline.ledger.checkpoint_state import known_checkpoints, latest_checkpoint
-from lachesis.pipeline.ledger.checksums import SUMS, write_sums
+from lachesis.pipeline.ledger.checkpoint_sums import SUMS, write_sums
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, write_weights

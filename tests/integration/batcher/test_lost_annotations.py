@@ -12,8 +12,8 @@ from stages import run_batcher, run_curriculum, run_normalizer
 
 from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import leaves
 from lachesis.pipeline.runtime.service import Service

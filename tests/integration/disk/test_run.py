@@ -14,7 +14,7 @@ from integration.harness import RUN, Run, alive, until
 from integration.servers import Supervised
 
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

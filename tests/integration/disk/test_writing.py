@@ -16,7 +16,7 @@ from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.ledger.checkpoint_state import latest_checkpoint
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_weights

@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, LedgerError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
-from lachesis.pipeline.ledger.checksums import verify_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
 from lachesis.pipeline.retention import recovery
 from lachesis.pipeline.retention.holds import read_record, update_record

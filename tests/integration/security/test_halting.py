@@ -14,10 +14,10 @@ from nats.aio.client import Client
 from stages import run_scorer
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import LARGE_HEADER
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health

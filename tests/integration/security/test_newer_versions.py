@@ -15,9 +15,9 @@ from integration.security.secured import Secured, auth_init
 from stages import run_batcher, run_normalizer
 
 from lachesis.pipeline.access import OBSERVER, OPERATOR, Scope
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import leaves
 from lachesis.pipeline.extension import access_of

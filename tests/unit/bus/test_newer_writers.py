@@ -7,7 +7,6 @@ import pytest
 
 from lachesis.pipeline.bus import newer_writers
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.newer_writers import (
     confirm_newer,
@@ -16,6 +15,7 @@ from lachesis.pipeline.bus.newer_writers import (
     hear_all_writers,
     writers_of,
 )
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import SCHEMA_VERSION
 from lachesis.schemas.errors import VersionError

@@ -5,11 +5,11 @@ import pytest
 
 from lachesis.pipeline.bus import subscription_buffer
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.bus.subscription_buffer import SubscriptionBuffer
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import BusClosedError, FencedError
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import HealthWindow, RunSettings
 from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor, _checks
-from lachesis.pipeline.normalizer.logic.group_faults import find_group_fault
+from lachesis.pipeline.normalizer.logic.answer_faults import find_group_fault
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.ledger import EnvMismatch, GroupRef, Mismatch
 

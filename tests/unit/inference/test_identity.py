@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.tokenizer_hash import plain_text, probe_of
 from lachesis.pipeline.errors import UnreadableAnswerError, WrongServerError
 from lachesis.pipeline.inference.client import InferenceClient

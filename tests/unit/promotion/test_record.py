@@ -8,7 +8,7 @@ import pytest
 from stages import run_scorer
 
 from lachesis.pipeline.bus.api import StreamExtent
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
 from lachesis.pipeline.promotion.record import ActivePromotion, write_promotions

@@ -6,7 +6,7 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import FencedError, InfrastructureError, LedgerError
 from lachesis.pipeline.runtime import commitlog
 from lachesis.pipeline.runtime.inputs import InputSource

@@ -7,8 +7,8 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherCo
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+from lachesis.services.preflight.budget_check import check_budgets, least_bytes
 from lachesis.services.preflight.machine import budgets
-from lachesis.services.run.budget_check import check_budgets, least_bytes
 from lachesis.services.supervisor.supervisor import Supervisor
 
 CONFIG = RunConfig(

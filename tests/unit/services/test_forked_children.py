@@ -7,8 +7,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.runtime.service import Service
 from lachesis.services.process import forked_children
 

@@ -12,8 +12,8 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.preflight.room import ServerStorage, check_account, check_sharing, check_storage, read_monitor
-from lachesis.services.run.budget_check import check_budgets
 
 GIB = 1 << 30
 STREAMS = StreamsConfig()

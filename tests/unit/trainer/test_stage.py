@@ -26,7 +26,7 @@ from lachesis.pipeline.errors import (
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
-from lachesis.pipeline.ledger.checksums import write_sums
+from lachesis.pipeline.ledger.checkpoint_sums import write_sums
 from lachesis.pipeline.model import host_memory
 from lachesis.pipeline.model.logprobs import SampledLogprobs
 from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_model, save_policy

@@ -8,8 +8,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.pipeline.weights.room import published_bytes
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.preflight.machine import weights
-from lachesis.services.run.budget_check import check_budgets
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import logging
 import anyio
 
 from lachesis.pipeline.bus.addresses import url_host
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.private_file import write_private

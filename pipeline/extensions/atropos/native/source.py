@@ -31,7 +31,7 @@ from lachesis.pipeline.extensions.atropos.native.engine_log import EngineLog
 from lachesis.pipeline.extensions.atropos.native.frames import Generate, Groups
 from lachesis.pipeline.extensions.atropos.native.process import AtroposProcess
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.normalizer.welford import RewardNormalizer
+from lachesis.pipeline.library.reward_normalizer import RewardNormalizer
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 from lachesis.schemas.rollout import Message, RolloutGroup

@@ -5,7 +5,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
-from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token
 from lachesis.pipeline.inference.engines.vllm.process import start_vllm
 from lachesis.pipeline.inference.http_service import announce

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.training import trainer_settings
+from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.trainer.ranks import follower, leader
 from lachesis.pipeline.trainer.ranks.collectives import Ranks

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from lachesis.pipeline.scorer.logic.agreement import _GROUPS, RaterAgreement
 from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha
+from lachesis.pipeline.scorer.logic.rating_figures import _GROUPS, RaterAgreement
 from lachesis.schemas.annotations import GroupScore
 
 

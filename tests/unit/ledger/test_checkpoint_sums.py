@@ -7,8 +7,8 @@ import pytest
 from blake3 import blake3
 
 from lachesis.pipeline.errors import CheckpointError
-from lachesis.pipeline.ledger import checksums
-from lachesis.pipeline.ledger.checksums import verify_sums, write_sums
+from lachesis.pipeline.ledger import checkpoint_sums
+from lachesis.pipeline.ledger.checkpoint_sums import verify_sums, write_sums
 
 FILES = {"model.safetensors": bytes(range(256)) * 9001, "trainer.json": b"{}", "adapter/a.json": b"1", "none": b""}
 
@@ -68,6 +68,6 @@ def test_a_file_that_the_disk_does_not_give_back_is_named(folder, monkeypatch):
     def fail(path):
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(checksums, "_digest", fail)
+    monkeypatch.setattr(checkpoint_sums, "_digest", fail)
     with pytest.raises(CheckpointError, match="cannot be read: Input/output error"):
         verify_sums(folder)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lachesis
 from lachesis import RewardNormalizer
-from lachesis.pipeline.normalizer.welford import WelfordAccumulator
+from lachesis.pipeline.library.reward_normalizer import WelfordAccumulator
 from lachesis.schemas.errors import ConfigError, DataError
 
 EPS = 1e-8
