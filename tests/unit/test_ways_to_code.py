@@ -83,6 +83,7 @@ LOADERS = {
     "pipeline/tasks/packed_files.py": "pyarrow",
     "pipeline/tasks/rows.py": "readers of data sets, by constant names",
     "services/cli/commands.py": "the commands of the table",
+    "services/supervisor/forkserver.py": "modules of a fixed table",
 }
 """Files that import by a name that is computed, and where the name comes from."""
 BY_NAME = {
