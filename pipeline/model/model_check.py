@@ -24,9 +24,8 @@ from lachesis.pipeline.model.completeness import (
 )
 from lachesis.pipeline.model.faults import ModelFaults, is_spare
 from lachesis.pipeline.model.policy import ModelSetup, find_with_tokenizer, load_files
-from lachesis.pipeline.model.pretrained_tokenizer import cannot_load
 from lachesis.pipeline.model.shards import weight_file_names
-from lachesis.pipeline.model.source import read_config, stored_folder
+from lachesis.pipeline.model.source import cannot_load, read_config, stored_folder
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.model.weight_headers import check_weight_files
 from lachesis.schemas.errors import ConfigError

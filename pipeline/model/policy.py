@@ -26,8 +26,8 @@ from transformers.utils.logging import disable_progress_bar
 from lachesis.pipeline.model.completeness import add_loading_faults, add_tokenizer_faults, add_value_faults
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.faults import ModelFaults
-from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named, load_tokenizer, tokenizer_from
-from lachesis.pipeline.model.source import ModelSource, read_config, stored_folder
+from lachesis.pipeline.model.pretrained_tokenizer import find_named, load_tokenizer, tokenizer_from
+from lachesis.pipeline.model.source import ModelSource, cannot_load, read_config, stored_folder
 from lachesis.pipeline.model.tensors import has_adapters, policy_tensors, vocabulary_of
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer, tokenizer_hash
 from lachesis.pipeline.model.weight_headers import check_weight_files

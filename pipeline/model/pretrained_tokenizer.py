@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from lachesis.pipeline.model.chat_template import read_template, template_variables
-from lachesis.pipeline.model.source import ModelSource, find_model, holds_tokenizer_alone
+from lachesis.pipeline.model.source import ModelSource, cannot_load, find_model, holds_tokenizer_alone
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["cannot_load", "find_named", "load_tokenizer", "tokenizer_from"]
+__all__ = ["find_named", "load_tokenizer", "tokenizer_from"]
 
 if "TRANSFORMERS_VERBOSITY" not in os.environ:
     transformers_logging.set_verbosity_error()  # what its warnings are about is checked here, and said in our words
@@ -83,12 +83,3 @@ def _check_syntax(name: str, template: str | Mapping[str, str]) -> None:
             raise ConfigError(
                 f"model {name!r}: {error}; correct it, or name another one with `chat_template`."
             ) from error
-
-
-def cannot_load(name: str, error: Exception) -> ConfigError:
-    """Return the error to raise where a model cannot be loaded."""
-    reason = f"{type(error).__name__}: {error}".rstrip(".")
-    return ConfigError(
-        f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
-        "causal language model on the Hugging Face hub."
-    )

@@ -21,7 +21,7 @@ from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.model.weight_headers import check_weight_files
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ModelSource", "find_model", "holds_tokenizer_alone", "read_config", "stored_folder"]
+__all__ = ["ModelSource", "cannot_load", "find_model", "holds_tokenizer_alone", "read_config", "stored_folder"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT_S = 5.0
@@ -238,3 +238,12 @@ def _entries(folder: Path) -> tuple[set[str], list[Path]]:
             return {entry.name for entry in shown if entry.is_file()}, folders
     except OSError:
         return set(), []  # not ours to read
+
+
+def cannot_load(name: str, error: Exception) -> ConfigError:
+    """Return the error to raise where a model cannot be loaded."""
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
+    return ConfigError(
+        f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
+        "causal language model on the Hugging Face hub."
+    )

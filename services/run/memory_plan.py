@@ -17,8 +17,8 @@ from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.free_memory import free_bytes
 from lachesis.pipeline.model.logit_memory import DeviceMemory
-from lachesis.pipeline.model.pretrained_tokenizer import cannot_load, find_named
-from lachesis.pipeline.model.source import ModelSource
+from lachesis.pipeline.model.pretrained_tokenizer import find_named
+from lachesis.pipeline.model.source import ModelSource, cannot_load
 from lachesis.pipeline.trainer.memory_plan import MemoryPlan, StepShape, plan_memory
 from lachesis.pipeline.trainer.packing import predict_packing
 from lachesis.schemas.errors import ConfigError

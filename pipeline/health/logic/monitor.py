@@ -20,6 +20,7 @@ from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import LADDER, MAX_EXAMPLES, Check, CheckResult, HealthWindow, RunSettings
 from lachesis.pipeline.health.logic.collapse import CollapseCheck
 from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift
+from lachesis.pipeline.health.logic.entropy import Entropy
 from lachesis.pipeline.health.logic.evaluations import HeldOutCheck
 from lachesis.pipeline.health.logic.fractions import (
     FaultyGroupsCheck,
@@ -31,10 +32,12 @@ from lachesis.pipeline.health.logic.fractions import (
 from lachesis.pipeline.health.logic.hacking import OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
+from lachesis.pipeline.health.logic.mode_collapse import ModeCollapse
 from lachesis.pipeline.health.logic.outlying_groups import OutlyingGroups
-from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.pipeline.health.logic.rater_saturation import RaterSaturation
+from lachesis.pipeline.health.logic.rollout_training import RolloutTraining
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
+from lachesis.pipeline.health.logic.staleness import StaleLengths, Staleness
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
 from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
 from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses

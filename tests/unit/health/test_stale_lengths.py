@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
-from lachesis.pipeline.health.logic.policy import StaleLengths
+from lachesis.pipeline.health.logic.staleness import StaleLengths
 from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import GroupRef
 
