@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import collect_group
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import DataError
 from lachesis.testing import FakeInference
 
 pytestmark = [pytest.mark.slow, pytest.mark.extension]
@@ -26,6 +29,17 @@ def reply(prompt: str, call: int) -> str:
     return "<think>so</think>\n\nwell" if asked.startswith("two") else "yes"
 
 
+class Unconstrained(FakeInference):
+    """Makes no answer match anything, as the reference server."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int = 1, *, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
+        if sampling is not None and sampling.structured_outputs is not None:
+            raise DataError("structured_outputs (response_format, or a forced tool_choice): not constrained")
+        return await super().generate(prompt_ids, n, sampling=sampling)
+
+
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
 async def test_an_agent_over_an_official_sdk_is_one_recorded_sequence(dialect: str, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
@@ -37,7 +51,7 @@ async def test_an_agent_over_an_official_sdk_is_one_recorded_sequence(dialect: s
         "time_limit_s": 250.0,
     }
     env = load_environment("agent", params)
-    inference = FakeInference(reply)
+    inference = Unconstrained(reply)
     async with env.running():
         draft = await collect_group(env, env.task(0), inference, 2, SamplingParams(max_tokens=300))
     assert draft.rewards == [{"right": 1.0}] * 2
