@@ -33,11 +33,11 @@ class Unconstrained(FakeInference):
     """Makes no answer match anything, as the reference server."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], n: int = 1, *, sampling: SamplingParams | None = None
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
         if sampling is not None and sampling.structured_outputs is not None:
             raise DataError("structured_outputs (response_format, or a forced tool_choice): not constrained")
-        return await super().generate(prompt_ids, n, sampling=sampling)
+        return await super().generate(prompt_ids, n, sampling)
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
