@@ -47,7 +47,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not slow" -n $(WORKERS) $(ARGS)
 
 unit: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not outside" -n $(CORES) tests/unit $(ARGS)
+	$(PYTEST) -m "not slow and not outside" -n $(WORKERS) tests/unit $(ARGS)
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow -n $(WORKERS) $(addprefix --ignore=,$(wildcard $(VLLM_TESTS))) $(ARGS)
