@@ -7,7 +7,6 @@ counts no message on the subject.
 """
 
 import itertools
-import math
 
 import anyio
 
@@ -37,19 +36,14 @@ async def last_of_key(link: ServerLink, stream: str, subject: str, *, patient: b
 
     Raises `DamagedError` when there is one and it cannot be read.
     """
-    convinced_at = math.inf
-    for attempt in itertools.count():
-        found = await _request(link, stream, subject, patient=patient)
-        if found is not None:
-            return found
-        counted = await leader.state(link, stream, subject, patient=patient)
-        if not counted.subjects:
-            return None
-        if anyio.current_time() >= convinced_at:
-            break
-        convinced_at = min(convinced_at, anyio.current_time() + _BELIEVE_ABSENCE_S)  # read again, however late it is
-        await anyio.sleep(backoff_s(attempt))
-    raise DamagedError(leader.damage(stream, subject, sum((counted.subjects or {}).values()), 0))
+    found, messages = await leader.found_or_counted(
+        lambda: _request(link, stream, subject, patient=patient),
+        lambda: leader.state(link, stream, subject, patient=patient),
+        _BELIEVE_ABSENCE_S,
+    )
+    if found is None and messages:
+        raise DamagedError(leader.damage(stream, subject, messages, 0))
+    return found
 
 
 async def _request(link: ServerLink, stream: str, subject: str, *, patient: bool) -> StoredMessage | None:

@@ -22,7 +22,16 @@ from lachesis.pipeline.bus.server_waits import BELIEVE_LOSS_S
 from lachesis.pipeline.errors import DamagedError, NotFoundError
 from lachesis.schemas.subjects import run_of_stream
 
-__all__ = ["BELIEVE_LOSS_S", "by_sequence", "damage", "last", "last_readable", "newest_that_reads", "state"]
+__all__ = [
+    "BELIEVE_LOSS_S",
+    "by_sequence",
+    "damage",
+    "found_or_counted",
+    "last",
+    "last_readable",
+    "newest_that_reads",
+    "state",
+]
 
 _BELIEVE_ABSENCE_S = 1.0
 """How long "404" and "there are some" must go on contradicting each other: the message may just have been stored."""
@@ -34,21 +43,35 @@ async def last(link: ServerLink, stream: str, subject: str, *, patient: bool = F
     None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when there
     are some and the newest cannot be read, `NotFoundError` when there is no such stream.
     """
+    found, messages = await found_or_counted(
+        lambda: _last_or_none(link, stream, subject, patient=patient),
+        lambda: state(link, stream, subject, patient=patient),
+        _BELIEVE_ABSENCE_S,
+    )
+    if found is None and messages:
+        readable = await last_readable(link, stream, subject)
+        raise DamagedError(damage(stream, subject, messages, readable.seq if readable else 0))
+    return found
+
+
+async def found_or_counted(
+    find: Callable[[], Awaitable[StoredMessage | None]], count: Callable[[], Awaitable[StreamState]], believe_s: float
+) -> tuple[StoredMessage | None, int]:
+    """Return the message that `find` finds; or None, and how many messages the leader counts there.
+
+    More than 0 only once the two have contradicted each other for `believe_s`, however late their answers were.
+    """
     convinced_at = math.inf
     for attempt in itertools.count():
-        found = await _last_or_none(link, stream, subject, patient=patient)
+        found = await find()
         if found is not None:
-            return found
-        counted = await state(link, stream, subject, patient=patient)
-        messages = sum((counted.subjects or {}).values())
-        if not messages:
-            return None
-        if anyio.current_time() >= convinced_at:
             break
-        convinced_at = min(convinced_at, anyio.current_time() + _BELIEVE_ABSENCE_S)  # read again, however late it is
+        messages = sum(((await count()).subjects or {}).values())
+        if not messages or anyio.current_time() >= convinced_at:
+            return None, messages
+        convinced_at = min(convinced_at, anyio.current_time() + believe_s)
         await anyio.sleep(backoff_s(attempt))
-    readable = await last_readable(link, stream, subject)
-    raise DamagedError(damage(stream, subject, messages, readable.seq if readable else 0))
+    return found, 0
 
 
 def damage(stream: str, subject: str, messages: int, readable: int) -> str:

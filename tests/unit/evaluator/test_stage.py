@@ -166,18 +166,24 @@ async def test_what_was_measured_is_not_measured_again_after_a_restart(lab, serv
     assert await measured(lab) == [(0, 6), (30, 6)]
 
 
-async def test_a_first_evaluation_that_a_kill_cuts_short_is_begun_again(lab, server, tmp_path):
-    """Though training has gone on, and the weights were pruned."""
-    weights = tmp_path / "0.safetensors"
+async def cut_short(lab, server, folder):
+    """Kill the evaluator in its evaluation of the first policy; return the file of its weights."""
+    weights, answers = folder / "0.safetensors", server.generate
     weights.write_bytes(b"first")
-    answers, server.generate = server.generate, hang
+    server.generate = hang
     await publish(lab, 0, weights=weights)
     async with lab.running(evaluator, "evaluator") as service:
         await lab.until(lambda: _true(bool(server.loaded)))
         service.kill()
+    server.generate = answers
+    return weights
+
+
+async def test_a_first_evaluation_that_a_kill_cuts_short_is_begun_again(lab, server, tmp_path):
+    """Though training has gone on, and the weights were pruned."""
+    weights = await cut_short(lab, server, tmp_path)
     weights.unlink()
     await publish(lab, 12)
-    server.generate = answers
     async with lab.running(evaluator, "evaluator"):
         await lab.until(evaluated(lab, 12))
     assert await measured(lab) == [(0, 6), (12, 3)]
@@ -189,16 +195,9 @@ async def test_a_first_evaluation_that_a_kill_cuts_short_is_begun_again(lab, ser
 
 @pytest.mark.parametrize("damage", [lambda kept: kept.with_name("policy.bin").write_bytes(b"?"), Path.unlink])
 async def test_a_kept_policy_that_is_damaged_is_none(lab, server, tmp_path, damage):
-    weights = tmp_path / "0.safetensors"
-    weights.write_bytes(b"first")
-    answers, server.generate = server.generate, hang
-    await publish(lab, 0, weights=weights)
-    async with lab.running(evaluator, "evaluator") as service:
-        await lab.until(lambda: _true(bool(server.loaded)))
-        service.kill()
+    await cut_short(lab, server, tmp_path)
     damage(Path(server.loaded[-1][0]))
     await publish(lab, 12)
-    server.generate = answers
     async with lab.running(evaluator, "evaluator"):
         await lab.until(evaluated(lab, 12))
     assert await measured(lab) == [(12, 6)]
