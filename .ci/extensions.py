@@ -49,7 +49,11 @@ def main() -> int:
         if wanted.tests:  # afterwards: they take all cores by themselves
             unit = "not slow and not outside and not extension"
             tests = ["-m", "pytest", "-q", "-n", "2", "-m", unit, "tests/unit"]
-            failed |= run("tests without any extension", bare, tests)
+            ended = run("tests without any extension", bare, tests)
+            if ended == 1:  # as in `.ci/run`: tests failed, all ran; once more, one at a time
+                again = ["--last-failed", "--last-failed-no-failures", "none", "-n", "0", "-rA"]
+                ended = run("what failed of them, once more", bare, [*tests, *again])
+            failed |= ended != 0
     return 1 if failed else 0
 
 
@@ -89,8 +93,8 @@ def describe(target: Path) -> None:
     (folder / "entry_points.txt").write_text(f"[{GROUP}]\n{text}")
 
 
-def run(what: str, folder: Path, command: Sequence[str]) -> bool:
-    """Run Python in a copy; return whether it failed, and print what it said then."""
+def run(what: str, folder: Path, command: Sequence[str]) -> int:
+    """Run Python in a copy; return how it ended, and print what it said if it failed."""
     environ = {**os.environ, "PYTHONPATH": str(folder / "src"), "NO_COLOR": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False
@@ -99,7 +103,7 @@ def run(what: str, folder: Path, command: Sequence[str]) -> bool:
         print(f"== {what}: {done.returncode} ==\n{done.stdout[-20_000:]}\n{done.stderr[-20_000:]}")
     else:
         print(f"{what}: well", flush=True)
-    return done.returncode != 0
+    return done.returncode
 
 
 if __name__ == "__main__":

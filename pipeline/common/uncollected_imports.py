@@ -5,6 +5,7 @@ all of them several times while they are imported, a quarter of that time, and a
 """
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,14 +16,17 @@ __all__ = ["uncollected_imports"]
 def uncollected_imports() -> Iterator[None]:
     """Pause the collector while the body imports, and exempt what is there at its end from collections.
 
-    Nothing happens where the collector is off already, as it is within another such block.
+    Nothing is exempt where the body had nothing left to import: garbage would be, each time anew. Nothing happens where
+    the collector is off already, as it is within another such block.
     """
     if not gc.isenabled():
         yield
         return
+    before = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if len(sys.modules) > before:
+            gc.freeze()
         gc.enable()

@@ -1,6 +1,7 @@
 """Imports without the garbage collector, and what fork servers import beforehand."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,13 +27,22 @@ def collections() -> Iterator[list[str]]:
 
 
 def test_nothing_is_collected_while_modules_are_imported_nor_are_they_looked_through_later(
-    collections: list[str],
+    collections: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with uncollected_imports():
+        monkeypatch.setitem(sys.modules, "lachesis.imported_just_now", sys)
         made: list[object] = [[] for _ in range(3 * gc.get_threshold()[0])]  # far more than what sets the collector off
         assert not collections
     assert gc.isenabled()
     assert not any(one is made for one in gc.get_objects()), "a later collection would look through it"
+
+
+def test_where_nothing_is_left_to_import_nothing_is_exempt(collections: list[str]) -> None:
+    before = gc.get_freeze_count()
+    with uncollected_imports():
+        made: list[object] = [[]]
+    assert gc.get_freeze_count() <= before
+    assert any(one is made for one in gc.get_objects())
 
 
 def test_an_error_of_an_import_leaves_the_collector_on() -> None:
