@@ -8,6 +8,7 @@ tokens, with made-up logprobs. For measuring what stands before an engine, witho
 
 import argparse
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import Sequence
@@ -92,6 +93,7 @@ def main() -> None:
     text = tokenizer.encode("the same sixteen", add_special_tokens=False)
     engine = ConstantTimeEngine(text, wanted.version, wanted.seconds, 2048)
     served = ServedTokens(tokenizer, tokenizer_hash(tokenizer), len(tokenizer))
+    gc.freeze()  # or each collection stops it for the time of an answer: half a million objects were imported
     app = serving_app(served, engine, model_name="policy", read_weights=lambda path, version: None)
     with socket.create_server(("127.0.0.1", wanted.port), backlog=1024) as listener:
         anyio.run(HttpServer.over(app, grace_s=1).serve_until_cancelled, [listener])
