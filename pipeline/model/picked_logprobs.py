@@ -26,6 +26,8 @@ log = logging.getLogger("lachesis")
 
 _BLOCK_BYTES = 1 << 20
 """Float32 logits of the rows that a CPU computes at a time."""
+_PLANNED_BLOCKS = 3
+"""Blocks of which a plan counts the memory; parts of one live until the next is computed."""
 
 
 def pick_logprobs(
@@ -122,7 +124,8 @@ def _log_softmax(logits_nV: torch.Tensor, temperature: float) -> torch.Tensor:
 def _blocks(logits_NV: torch.Tensor) -> Iterator[slice]:
     positions, vocabulary = logits_NV.shape
     rows = max(1, _BLOCK_BYTES // (4 * vocabulary))
-    if isinstance(logits_NV, FakeTensor):  # which is not computed: the plan of a step wants few operations
-        rows = max(rows, positions // 64)
-    for start in range(0, positions, rows):
+    starts = range(0, positions, rows)
+    if isinstance(logits_NV, FakeTensor):  # without values: a plan of memory, and all blocks take what the first do
+        starts = starts[:_PLANNED_BLOCKS]
+    for start in starts:
         yield slice(start, start + rows)
