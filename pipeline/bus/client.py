@@ -6,13 +6,16 @@ at once. Connection, authentication, TLS and reconnection stay the stock client'
 """
 
 import asyncio
+import errno
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import ParseResult
 
+import anyio
 import nats.errors
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Server
 from nats.aio.msg import Msg
@@ -23,7 +26,7 @@ from lachesis.pipeline.bus.domains import in_domain, out_of_domain
 from lachesis.pipeline.bus.protocol import Frame, FrameError, FrameReader, parse_headers
 from lachesis.pipeline.bus.transport import Transport
 
-__all__ = ["NatsClient", "is_refusal"]
+__all__ = ["NatsClient", "hang_up", "is_refusal", "requested_cancellations"]
 
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 """Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
@@ -292,3 +295,32 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
 def _text(raw: bytes) -> bytes:
     """Return the bytes with what is no UTF-8 replaced."""
     return raw if raw.isascii() else raw.decode("utf-8", "replace").encode()
+
+
+async def hang_up(nc: Client, within_s: float) -> None:
+    """Close a client's connection, which may be going at that moment.
+
+    The client writes what it still holds first.
+
+    An attempt to reconnect that survives its cancellation, as it does where it fails in the same moment (`wait_for` of
+    Python 3.11), gives up by itself: it would go on for ever, and keep the process from ending.
+    """
+    nc.options.update(allow_reconnect=False, max_reconnect_attempts=1)
+    with anyio.move_on_after(within_s, shield=True), suppress(OSError), requested_cancellations():
+        await nc.close()
+
+
+@contextmanager
+def requested_cancellations() -> Iterator[None]:
+    """Raise `ConnectionAbortedError` in place of a cancellation that was not requested.
+
+    A client whose connection ends cancels what it waits for itself. Its caller's task would end as if it had been
+    cancelled, and no cancel scope would know why.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise
+        raise ConnectionAbortedError(errno.ECONNABORTED, "the connection ended meanwhile") from error

@@ -19,7 +19,7 @@ import nats.errors
 
 from lachesis.pipeline.bus.addresses import host_and_port, is_websocket, parse_address, split_addresses
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
-from lachesis.pipeline.bus.client import NatsClient, is_refusal
+from lachesis.pipeline.bus.client import NatsClient, hang_up, is_refusal, requested_cancellations
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.failover import Failover
@@ -27,7 +27,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.bus.refused_credentials import describe_refused
 from lachesis.pipeline.bus.replies import error_in
-from lachesis.pipeline.bus.server_link import ServerLink, hang_up, is_no_responder, patience_s, requested_cancellations
+from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder, patience_s
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.common.secrets import without_secrets

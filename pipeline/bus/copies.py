@@ -19,9 +19,10 @@ from lachesis.pipeline.bus import consumers
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.consumer_names import reader_description, reader_name, reader_names
 from lachesis.pipeline.bus.consumer_pull import AckMetadata
+from lachesis.pipeline.bus.pending_requests import AnswerSeries
 from lachesis.pipeline.bus.permissions import identity_in
 from lachesis.pipeline.bus.replies import ConsumerInfo, NameTakenError, RaftGroup, StreamInfo, plain_headers
-from lachesis.pipeline.bus.server_link import AnswerSeries, ServerLink
+from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.streams import stream_info
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.schemas.errors import ConfigError, LachesisError

@@ -13,8 +13,9 @@ import msgspec
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
+from lachesis.pipeline.bus.pending_requests import PendingRequest
 from lachesis.pipeline.bus.replies import direct_message
-from lachesis.pipeline.bus.server_link import PendingRequest, ServerLink, patience_s
+from lachesis.pipeline.bus.server_link import ServerLink, patience_s
 
 __all__ = ["DirectGetter"]
 

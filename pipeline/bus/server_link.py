@@ -6,26 +6,24 @@ cancellation that `publish` swallows is raised again.
 """
 
 import asyncio
-import errno
 import itertools
 import logging
 import ssl
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.acknowledged import AcknowledgedEnds
-from lachesis.pipeline.bus.client import NatsClient, is_refusal
+from lachesis.pipeline.bus.client import NatsClient, hang_up, is_refusal
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.pending_requests import AnswerSeries, PendingRequest, PendingRequests, resolve
 from lachesis.pipeline.bus.replies import ApiAnswer, decode_answer, error_in, lacks_leader
 from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
@@ -34,17 +32,7 @@ from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.errors import AccessError, BusClosedError, InfrastructureError, PermissionDeniedError
 from lachesis.schemas.errors import DataError, LachesisError
 
-__all__ = [
-    "AnswerSeries",
-    "PendingRequest",
-    "ServerLink",
-    "backoff_s",
-    "hang_up",
-    "is_no_responder",
-    "patience_s",
-    "requested_cancellations",
-    "status_of",
-]
+__all__ = ["ServerLink", "backoff_s", "is_no_responder", "patience_s", "status_of"]
 
 log = logging.getLogger("lachesis")
 
@@ -85,47 +73,6 @@ def patience_s(silent: int, longest_s: float) -> float:
     return min(longest_s, _PATIENCE.pause_s(silent + 1))
 
 
-class PendingRequest(NamedTuple):
-    """A question sent: its answer will hold the message, or None once the connection was lost or the time was up."""
-
-    token: str
-    answer: "asyncio.Future[Msg | None]"
-
-
-class AnswerSeries:
-    """A question sent that has several answers, which queue up here."""
-
-    def __init__(self) -> None:
-        self._answers: deque[Msg] = deque()
-        self._over = False
-        self._more: asyncio.Future[Msg | None] | None = None
-
-    async def next(self, timeout_s: float) -> Msg | None:
-        """Return the next answer: None when the connection was lost or the time is up."""
-        if not self._answers and not self._over:
-            loop = asyncio.get_running_loop()
-            self._more = loop.create_future()
-            timer = loop.call_later(timeout_s, _resolve, self._more)
-            try:
-                await self._more
-            finally:
-                timer.cancel()
-        return self._answers.popleft() if self._answers else None
-
-    def push(self, msg: Msg) -> None:
-        self._answers.append(msg)
-        self._stir()
-
-    def end(self) -> None:
-        """Say that no more will come."""
-        self._over = True
-        self._stir()
-
-    def _stir(self) -> None:
-        if self._more is not None:
-            _resolve(self._more)
-
-
 def _why_unconnected(error: OSError) -> str:
     """Return why an attempt to connect again failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -136,35 +83,6 @@ def _why_unconnected(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS fails ({error.reason}): the server may refuse this client's certificate, which may have expired"
     return f"lost; trying again ({error.strerror or error})"
-
-
-async def hang_up(nc: Client, within_s: float) -> None:
-    """Close a client's connection, which may be going at that moment.
-
-    The client writes what it still holds first.
-
-    An attempt to reconnect that survives its cancellation, as it does where it fails in the same moment (`wait_for` of
-    Python 3.11), gives up by itself: it would go on for ever, and keep the process from ending.
-    """
-    nc.options.update(allow_reconnect=False, max_reconnect_attempts=1)
-    with anyio.move_on_after(within_s, shield=True), suppress(OSError), requested_cancellations():
-        await nc.close()
-
-
-@contextmanager
-def requested_cancellations() -> Iterator[None]:
-    """Raise `ConnectionAbortedError` in place of a cancellation that was not requested.
-
-    A client whose connection ends cancels what it waits for itself. Its caller's task would end as if it had been
-    cancelled, and no cancel scope would know why.
-    """
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > 0:
-            raise
-        raise ConnectionAbortedError(errno.ECONNABORTED, "the connection ended meanwhile") from error
 
 
 class ServerLink:
@@ -197,15 +115,11 @@ class ServerLink:
         self._node = ""
         self._lost: ServerWait | None = None
         self._up = anyio.Event()
-        self._prefix = ""
-        self._tokens = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
-        self._series: dict[str, AnswerSeries] = {}
+        self._requests = PendingRequests()
 
     async def setup(self) -> None:
-        inbox = self.nc.new_inbox()
-        self._prefix = inbox + "."
-        await self.nc.hear(inbox + ".*", self._on_answer)
+        self._requests.inbox = self.nc.new_inbox()
+        await self.nc.hear(f"{self._requests.inbox}.*", self._requests.receive)
         self._server, self._node = self.server_name, self.nc.node_name
         self._up.set()
 
@@ -231,10 +145,7 @@ class ServerLink:
             asyncio.get_running_loop().call_later(STALLED_AFTER_S, self._log_loss, self._lost)
         if self._up.is_set():
             self._up = anyio.Event()
-        for answer in self._waiting.values():
-            _resolve(answer)
-        for series in self._series.values():
-            series.end()
+        self._requests.lose()
         self._notify()
 
     async def on_reconnected(self) -> None:
@@ -309,12 +220,7 @@ class ServerLink:
         """Make every waiting and every later call raise `error`. The first failure stays."""
         if self.failure is None:
             self.failure = error
-        error = self.failure
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(type(error)(*error.args))
-        for series in self._series.values():
-            series.end()
+        self._requests.fail(self.failure)
         self._up.set()
         self._notify()
 
@@ -385,50 +291,44 @@ class ServerLink:
         return True
 
     async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> PendingRequest:
-        """Send a question. The caller must `settle` or `drop` it."""
-        question = PendingRequest(str(next(self._tokens)), asyncio.get_running_loop().create_future())
-        self._waiting[question.token] = question.answer
+        """Send a request. The caller must `settle` or `drop` it."""
+        request = self._requests.begin()
         try:
-            sent = await self.send(subject, data, reply=self._prefix + question.token, headers=headers)
+            sent = await self.send(subject, data, reply=self._requests.reply_to(request.token), headers=headers)
         except BaseException:
-            self.drop(question)
+            self.drop(request)
             raise
         if not sent:
-            _resolve(question.answer)
-        return question
+            resolve(request.answer)
+        return request
 
-    async def settle(self, question: PendingRequest, timeout_s: float) -> Msg | None:
+    async def settle(self, request: PendingRequest, timeout_s: float) -> Msg | None:
         """Wait for the answer: None when the connection was lost or the time is up."""
-        timer = asyncio.get_running_loop().call_later(timeout_s, _resolve, question.answer)
+        timer = asyncio.get_running_loop().call_later(timeout_s, resolve, request.answer)
         try:
-            return await question.answer
+            return await request.answer
         finally:
             timer.cancel()
-            self.drop(question)
+            self.drop(request)
 
-    def drop(self, question: PendingRequest) -> None:
-        """Forget a question; its answer, should it come, is ignored."""
-        self._waiting.pop(question.token, None)
-        question.answer.cancel()
+    def drop(self, request: PendingRequest) -> None:
+        """Forget a request; its answer, should it come, is ignored."""
+        self._requests.drop(request)
 
     @asynccontextmanager
     async def series(self, subject: str, data: bytes) -> AsyncIterator[AnswerSeries]:
-        """Send a question with several answers, which are heard while the context is open."""
-        token, series = str(next(self._tokens)), AnswerSeries()
-        self._series[token] = series
-        try:
-            if not await self.send(subject, data, reply=self._prefix + token):
+        """Send a request with several answers, which are heard while the context is open."""
+        with self._requests.series() as (token, series):
+            if not await self.send(subject, data, reply=self._requests.reply_to(token)):
                 series.end()
             yield series
-        finally:
-            del self._series[token]
 
     async def request_once(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Msg | None:
         """Ask once and return the answer, or None where none came."""
-        question = await self.post(subject, data, headers)
-        return await self.settle(question, timeout_s or self.config.ack_timeout_s)
+        request = await self.post(subject, data, headers)
+        return await self.settle(request, timeout_s or self.config.ack_timeout_s)
 
     @asynccontextmanager
     async def subscribed(self, subject: str, on_message: Callable[[Msg], None], queue: str = "") -> AsyncIterator[None]:
@@ -446,14 +346,6 @@ class ServerLink:
         finally:
             with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
                 await sub.unsubscribe()
-
-    def _on_answer(self, msg: Msg) -> None:
-        token = msg.subject[len(self._prefix) :]
-        answer = self._waiting.get(token)
-        if answer is not None:
-            _resolve(answer, msg)
-        elif token in self._series:
-            self._series[token].push(msg)
 
     async def call_api(
         self, kind: type[A], subject: str, request: bytes, *, what: str, give_up_s: float | None = None
@@ -499,8 +391,3 @@ class ServerLink:
             wait.reason = refusal
         if self.waits.seconds(wait) >= STALLED_AFTER_S:
             wait.reason = await explain(self, stream)
-
-
-def _resolve(answer: "asyncio.Future[Msg | None]", msg: Msg | None = None) -> None:
-    if not answer.done():
-        answer.set_result(msg)

@@ -16,7 +16,7 @@ __all__ = ["uncollected_imports"]
 def uncollected_imports() -> Iterator[None]:
     """Pause the collector while the body imports, and exempt what is there at its end from collections.
 
-    Nothing is exempt where the body had nothing left to import: garbage would be, each time anew. Nothing happens where
+    Nothing is exempt where the body had nothing left to import: only garbage would be. Nothing happens where
     the collector is off already, as it is within another such block.
     """
     if not gc.isenabled():

@@ -191,5 +191,5 @@ async def test_nothing_is_left_when_contexts_close(nats_bus: NatsBus) -> None:
     await nats_bus.publish(MATH, b"2", msg_id="2")
     async with aclosing(nats_bus.fetch(ROLLOUTS, [1, 2], MATH)) as messages:
         assert (await anext(messages)).seq == 1
-    assert not nats_bus._link._waiting
-    assert not nats_bus._link._series
+    assert not nats_bus._link._requests._waiting
+    assert not nats_bus._link._requests._series
