@@ -11,11 +11,11 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.schemas.calls import CALL_HEADER, CallKey
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["OpenGroups"]
+__all__ = ["PROMISE_S", "OpenGroups"]
 
 _MAX_GROUPS = 4096
 """Groups under way that are remembered for an environment; beyond this, the oldest cannot be taken up any more."""
-_PROMISE_S = 30.0
+PROMISE_S = 30.0
 """Seconds that a process has to start with a group that it was given, until another one may take it up."""
 _MAX_RECORDS = 65_536
 """Records of one group that are remembered; a group with more cannot be taken up."""
@@ -89,9 +89,16 @@ class OpenGroups:
                 return name
         return None
 
-    def count_free(self, env: str, now_s: float) -> int:
-        """Return how many groups of `env` any process may take up."""
-        return sum(self._is_free(env, group, now_s) for group in self._groups.get(env, {}).values())
+    def count_free(self, env: str, now_s: float, holder: str = "", life: int = 0) -> int:
+        """Return how many groups of `env` any process may take up, or `holder` in its `life`."""
+        return sum(self._is_free(env, group, now_s, holder, life) for group in self._groups.get(env, {}).values())
+
+    def settle(self, env: str, group: str) -> None:
+        """Record that a group is stored as a rollout.
+
+        No process goes on with it, also if its own left no end of it.
+        """
+        self._groups.get(env, {}).pop(group, None)
 
     def records(self, env: str, group: str, after: int) -> list[int]:
         """Return the sequences of a group's records behind `after`; none if it is not under way."""
@@ -136,8 +143,8 @@ class OpenGroups:
         del self._groups[env][name]
         self.dropped += 1
 
-    def _is_free(self, env: str, group: _OpenGroup, now_s: float, holder: str = "", life: int = 0) -> bool:
-        if group.promised_s is not None and now_s - group.promised_s < _PROMISE_S:
+    def _is_free(self, env: str, group: _OpenGroup, now_s: float, holder: str, life: int) -> bool:
+        if group.promised_s is not None and now_s - group.promised_s < PROMISE_S:
             return False
         return (group.holder == holder and group.life < life) or not self._is_held(env, group)
 

@@ -1,16 +1,29 @@
 """Stores the records of a group under way, each before the next step of its conversation.
 
 Guarantees that `store` returns only once the record is stored, and only while no other process has taken the group up:
-what depends on it may be handed out. After the last record no other process goes on with the group. A record that does
-not fit into a message ends the recording: the group goes on, and a kill loses it.
+what depends on it may be handed out. So a process that was stopped at any line hands out nothing that the one which has
+replaced it does not know:
+
+* before a record: its lease has run out, which the look before it finds;
+* between that look and the answer of the server: the look behind finds it, and the record counts for nothing, since it
+  lies behind what the other process goes on from, or is of a life that was replaced;
+* behind the second look: the record was stored while the lease was held, so the governor has read it before it lets
+  anybody take the group up;
+* before its start is stored: the group is promised to one process for a while; a start that comes later is given up.
+
+After the last record no other process goes on with the group. Stopped between the look before that and its storing, a
+process ends a group that another one works on: the work goes on, and only a kill of that one would lose it. A record
+that does not fit into a message ends the recording: the group goes on, and a kill loses it.
 """
 
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Literal
 
 from lachesis.pipeline.calls.recorded import RecordedGroup
+from lachesis.pipeline.calls.take_up import Promise
 from lachesis.pipeline.errors import GroupTakenError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import traced
@@ -37,7 +50,8 @@ _MAX_RECORD_BYTES = 4 << 20
 class CallRecorder:
     """Stores what happens in one group; `known` is all that is stored of it, by this life and those before.
 
-    `is_held`: whether the lease of that name is held still.
+    `is_held`: whether the lease of that name is held still. `promise`: until when no other process begins with a group
+    that is taken up.
     """
 
     def __init__(
@@ -47,6 +61,7 @@ class CallRecorder:
         known: RecordedGroup | None = None,
         *,
         is_held: Callable[[str], Awaitable[bool]],
+        promise: Promise | None = None,
     ) -> None:
         self.known = RecordedGroup(start, {} if known is None else known.sessions)
         self._service = service
@@ -56,6 +71,7 @@ class CallRecorder:
         self._is_on = True
         self._is_held = is_held
         self._is_taken = False
+        self._promise = promise
 
     @property
     def group(self) -> str:
@@ -71,9 +87,15 @@ class CallRecorder:
         return self.known.start.known_seq > 0
 
     async def begin(self) -> None:
-        """Store the start, which makes the group this process's."""
+        """Store the start, which makes the group this process's.
+
+        Raises `GroupTakenError` if that took so long that another one may have begun with it.
+        """
         start = self.known.start
         await self._put("start", start, CallKey("start", start.group, start.holder, start.life, start.lease))
+        if self._promise is not None and self._promise.is_over:
+            self._is_taken = True
+        await self.check_held()
 
     async def store(self, record: SessionCall | ToolResults | SessionEnd) -> None:
         """Store a record; waits for the server, and for room in the stream.
@@ -81,7 +103,7 @@ class CallRecorder:
         Raises `InfrastructureError` when the service drains before it is stored, and `GroupTakenError` if another
         process may have taken the group up by then: it does not know of this record, which counts for nothing.
         """
-        await self._check_held()
+        await self.check_held()
         if not self._is_on:
             return
         kind: RecordKind
@@ -99,7 +121,7 @@ class CallRecorder:
             await self.end("abandoned", reason=reason)
             return
         await self._put(kind, record, CallKey(kind, self.group), data)
-        await self._check_held()
+        await self.check_held()
         session = self.known.session(record.session)
         match record:
             case SessionCall():
@@ -113,12 +135,18 @@ class CallRecorder:
         self, outcome: Literal["stored", "abandoned"], *, reason: str | None = None, lost_s: float = 0.0
     ) -> None:
         """Store that no process goes on with the group, unless another one may: its calls may be deleted."""
-        if self._is_on and not self._is_taken:
+        if not self._is_on or self._is_taken:
+            return
+        if outcome == "abandoned":  # one whose rollout is stored is at its end, whichever process works on it
+            with suppress(GroupTakenError):
+                await self.check_held()
+        if not self._is_taken:
             self._is_on = False
             end = GroupEnd(group=self.group, life=self.life, outcome=outcome, reason=reason, lost_s=lost_s)
             await self._put("end", end, CallKey("end", self.group))
 
-    async def _check_held(self) -> None:
+    async def check_held(self) -> None:
+        """Raise `GroupTakenError` if another process may have taken the group up."""
         lease = self.known.start.lease
         if not self._is_taken and lease is not None:
             self._is_taken = not await self._is_held(lease)

@@ -1,17 +1,44 @@
-"""Requests a group that another life has left behind, with its records, from the governor."""
+"""Requests a group that another life has left behind, with its records, from the governor.
 
+The group is promised to this process for a while, in which its start or end has to be stored. What comes later, from a
+process that was stopped meanwhile, counts for nothing.
+"""
+
+import time
 from typing import NamedTuple
 
+from lachesis.pipeline.calls.open_groups import PROMISE_S
 from lachesis.pipeline.calls.recorded import RecordedGroup, fold_records
+from lachesis.pipeline.common.sleep_clock import awake_or_not_s
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.calls import StoredRecord, TakeUpReply, TakeUpRequest
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["LeftGroup", "take_up"]
+__all__ = ["LeftGroup", "Promise", "take_up"]
 
 _ASK_TIMEOUT_S = 10.0
+_SURE_SHARE = 0.9
+"""Share of the promised time that counts here; clocks run apart a little."""
+
+
+class Promise(NamedTuple):
+    """No other process begins with a group that this one requested at Unix time `asked_ns`, until `until_s`.
+
+    That is by the clock that goes on while the machine sleeps.
+    """
+
+    asked_ns: int
+    until_s: float
+
+    @classmethod
+    def from_now(cls) -> "Promise":
+        return cls(time.time_ns(), awake_or_not_s() + _SURE_SHARE * PROMISE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return awake_or_not_s() >= self.until_s
 
 
 class LeftGroup(NamedTuple):
@@ -19,6 +46,7 @@ class LeftGroup(NamedTuple):
 
     group: str
     recorded: RecordedGroup | None
+    promise: Promise
     reason: str = ""
 
 
@@ -30,8 +58,11 @@ async def take_up(service: Service, env: str, holder: str, life: int) -> LeftGro
     """
     request = TakeUpRequest(env=env, holder=holder, life=life)
     records: list[StoredRecord] = []
+    promise: Promise | None = None
     while True:
-        reply: TakeUpReply = await service.retrying("take up a group that was left behind")(_request, service, request)
+        asked = service.retrying("take up a group that was left behind")
+        found: tuple[Promise, TakeUpReply] = await asked(_request, service, request)
+        promise, reply = promise or found[0], found[1]
         if reply.group is None:
             return None
         records += reply.records
@@ -41,10 +72,11 @@ async def take_up(service: Service, env: str, holder: str, life: int) -> LeftGro
     try:
         recorded = fold_records(records)
     except SchemaError as error:
-        return LeftGroup(reply.group, None, f"its records cannot be read: {error}")
-    return LeftGroup(reply.group, recorded, "" if recorded else "its records hold no start, or its end")
+        return LeftGroup(reply.group, None, promise, f"its records cannot be read: {error}")
+    return LeftGroup(reply.group, recorded, promise, "" if recorded else "its records hold no start, or its end")
 
 
-async def _request(service: Service, request: TakeUpRequest) -> TakeUpReply:
-    subject = subjects.take_up(service.run, request.env)
-    return decode(TakeUpReply, await service.bus.request(subject, encode(request), timeout_s=_ASK_TIMEOUT_S))
+async def _request(service: Service, request: TakeUpRequest) -> tuple[Promise, TakeUpReply]:
+    subject, promise = subjects.take_up(service.run, request.env), Promise.from_now()
+    data = await service.bus.request(subject, encode(request), timeout_s=_ASK_TIMEOUT_S)
+    return promise, decode(TakeUpReply, data)

@@ -2,13 +2,12 @@
 
 Guarantees that no more is generated than was granted: `acquire` returns only with a lease, and while the governor is
 unavailable, the producer waits. Held leases are renewed until they are settled. A process that did not run for a while
-learns by `is_held` that a lease has ended meanwhile, and that another process may work on its group. The requests that
-renew leases are recorded for the supervisor (`leases_of`), which renews them while this process is held up.
+learns by `is_held` or `on_lost` that a lease has ended meanwhile, and that another process may work on its group. The
+supervisor reads the requests that renew leases (`leases_of`), and sends them while this process is held up.
 """
 
-import time
 from bisect import insort
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 
@@ -16,6 +15,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.common.sleep_clock import awake_or_not_s
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.shared_note import SharedNote, read_notes
@@ -37,8 +37,6 @@ _MAX_REQUESTS = 16
 """Requests of one producer under way: as many as the governor answers at once."""
 _SURE_SHARE = 0.9
 """Share of a lease's time since its renewal in which it is held without asking; clocks run apart a little."""
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Goes on while the machine sleeps."""
 
 
 class ProducerLeases:
@@ -61,6 +59,8 @@ class ProducerLeases:
         """Whether other environments requested leases too when the last request was answered."""
         self.renew_s = _FIRST_PAUSE_S
         """Seconds between two renewals; few until the lifetime of a lease is known."""
+        self.on_lost: Callable[[str], None] = lambda lease: None
+        """Called with a lease whose renewal is refused: it has ended while this process was stopped or cut off."""
 
     async def acquire(self, sequences: int, size: int, calls: int = 0) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains.
@@ -93,7 +93,7 @@ class ProducerLeases:
             bytes=size,
             calls=calls,
         )
-        began_s = _now_s()
+        began_s = awake_or_not_s()
         try:
             reply = await self._request(request)
         except InfrastructureError:
@@ -111,7 +111,7 @@ class ProducerLeases:
         for. False: it has ended, or the service drains.
         """
         while lease in self._held and not self._service.draining.is_set():
-            began_s = _now_s()
+            began_s = awake_or_not_s()
             if began_s < self._sure_until_s.get(lease, 0.0):
                 return True
             try:
@@ -154,7 +154,7 @@ class ProducerLeases:
             calls=calls,
             wait_s=wait_s,
         )
-        began_s = _now_s()
+        began_s = awake_or_not_s()
         try:
             reply = await self._request(request, _REQUEST_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
@@ -221,11 +221,15 @@ class ProducerLeases:
         while True:
             await anyio.sleep(self.renew_s)
             for lease, request in list(self._held.items()):
-                began_s = _now_s()
+                began_s = awake_or_not_s()
                 try:
                     reply = await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
-                    if reply.granted and lease in self._held:
+                    if lease not in self._held:
+                        continue
+                    if reply.granted:
                         self._note_renewal(lease, reply, began_s)
+                    else:
+                        self.on_lost(lease)
                 except InfrastructureError:
                     break  # after its return the governor waits one lease period, so these leases still count
 
@@ -287,10 +291,6 @@ class _RequestQueue:
             _, admitted = self._waiting.pop(0)
             self._under_way += 1
             admitted.set()
-
-
-def _now_s() -> float:
-    return time.clock_gettime(_CLOCK)
 
 
 def leases_of(pid: int) -> list[LeaseRequest]:

@@ -6,7 +6,6 @@ counts once, whichever lives store it.
 """
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.calls.recorder import CallRecorder, end_group
-from lachesis.pipeline.calls.take_up import take_up
+from lachesis.pipeline.calls.take_up import Promise, take_up
 from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
@@ -41,13 +40,17 @@ _MAX_FRUITLESS = 3
 
 
 class GroupTask(NamedTuple):
-    """An item to work on; `recorded`: what another life has done of its group."""
+    """An item to work on.
+
+    `recorded`: what another life has done of its group, and `promise` until when that is this process's to begin with.
+    """
 
     item: int
     snapshot_id: str
     probability: float
     claim: EpochClaim | None = None
     recorded: RecordedGroup | None = None
+    promise: Promise | None = None
 
     @property
     def dispatch(self) -> Dispatch:
@@ -119,7 +122,9 @@ class LeftGroups:
                     if left.recorded is not None:
                         draw, reason = await self._go_on(left.recorded, claims, tokenizer_hash)
                     if draw is not None:
-                        return draw
+                        return draw._replace(promise=left.promise)
+                    if left.promise.is_over:
+                        continue  # another process may go on with it
                     lost_s = 0.0 if left.recorded is None else left.recorded.seconds
                     await end_group(self._service, self._name, left.group, self._holder.life, reason, lost_s=lost_s)
                 except InfrastructureError:
@@ -180,14 +185,16 @@ class LeftGroups:
             recorded.n_calls,
             recorded.seconds,
         )
+        promise = draw.promise or Promise.from_now()
         start = recorded.start.replace(
             holder=self._holder.holder,
-            life=max(time.time_ns(), recorded.start.life + 1),  # a process that runs for longer may replace a newer one
+            # a process that runs for longer may replace a newer one, and not one that was given the group after it
+            life=max(promise.asked_ns, recorded.start.life + 1),
             lease=lease,
             fruitless=self._fruitless(recorded),
             known_seq=recorded.last_seq,
         )
-        return CallRecorder(self._service, start, recorded, is_held=self._is_held)
+        return CallRecorder(self._service, start, recorded, is_held=self._is_held, promise=promise)
 
     def calls(self, recorder: CallRecorder) -> GroupCalls:
         """Return the recorded conversations of a group."""

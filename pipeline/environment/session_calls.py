@@ -210,6 +210,10 @@ class SessionCalls:
         """Whether another life may have begun the session: whatever it worked with may still be there."""
         return self._group.recorder.is_taken_up
 
+    async def check_held(self) -> None:
+        """Raise `GroupTakenError` if another process may have taken the session's group up."""
+        await self._group.recorder.check_held()
+
     @property
     def recorded(self) -> list[SessionCall]:
         """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""

@@ -12,7 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.failures import GroupFailures
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.held_out import settle_held_out
+from lachesis.pipeline.environment.holder import holder_name
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.left_groups import GroupTask, LeftGroups, records_calls
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
@@ -139,22 +140,28 @@ async def run_environment(
                 "task %d is held out for evaluation: a run does not train on it (evaluate.held_out)", single.task
             )
     await service.starts_with("waiting for the policy's inference server")
-    async with open_configured_role(
-        service.bus,
-        service.run,
-        settings.policy,
-        timeout_s=config.timeout_s,
-        requested=service.requested,
-        report_slow=lambda text, all_slow: service.set_problem(
-            "slow server", text, mend=SLOW_SERVER_CURE, held_up=["scorer", "trainer"], stops=all_slow
-        ),
-    ) as directory:
+    async with (
+        open_configured_role(
+            service.bus,
+            service.run,
+            settings.policy,
+            timeout_s=config.timeout_s,
+            requested=service.requested,
+            report_slow=lambda text, all_slow: service.set_problem(
+                "slow server", text, mend=SLOW_SERVER_CURE, held_up=["scorer", "trainer"], stops=all_slow
+            ),
+        ) as directory,
+        AsyncExitStack() as held,
+    ):
+        producer_id = f"environment-{name}-{service.replica}"
         producer = _Producer(
             service,
             name,
             env,
             config,
             directory,
+            producer=producer_id,
+            holder=producer_id if single is not None else held.enter_context(holder_name(settings.folder, producer_id)),
             held_out=held_out,
             seed=settings.seed,
             single=single,
@@ -199,6 +206,8 @@ class _Producer:
         settings: EnvironmentConfig,
         directory: InferenceDirectory,
         *,
+        producer: str,
+        holder: str,
         held_out: NDArray[np.int64],
         seed: int,
         single: SingleGroup | None = None,
@@ -218,17 +227,21 @@ class _Producer:
         self.inference = directory
         self.guard = directory.guard
         self.guard.report = self._report_server
-        self.id = f"environment-{name}-{service.replica}"
+        self.id = producer
         self.epoch = time.time_ns()
+        self.claimer = Claimer(holder, self.epoch)
         self.counter = 0
         self.failures = GroupFailures(service, name, len(env))
         self.times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
         self._ending: dict[object, tuple[anyio.CancelScope, float | None]] = {}
         """For each group under way, the scope that ends it, and when it was cancelled."""
+        self._taken: set[object] = set()
+        """Leases of groups under way that have ended, so that another process may go on with the group."""
         self.lost = 0
         self.declined = 0
         self.largest = settings.largest_bytes
         self.leases = ProducerLeases(service, self.id, name)
+        self.leases.on_lost = self._end_taken
         self.claims: EpochClaims | None = None
         self.rng = np.random.default_rng([seed, self.epoch])
         self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
@@ -236,13 +249,12 @@ class _Producer:
         self.left: LeftGroups | None = None
         """What a killed process has left behind; None: calls are not recorded."""
         if single is None and records_calls(name, env, settings):
-            claimer = Claimer(self.id, self.epoch)
             self.left = LeftGroups(
                 service,
                 name,
                 env,
                 settings,
-                claimer,
+                self.claimer,
                 held_out=held_out,
                 task=self._task,
                 is_held=self.leases.is_held,
@@ -272,8 +284,7 @@ class _Producer:
         drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
         order = EpochOrder(seed, drawable, item_keys)
         ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
-        claimer = Claimer(self.id, self.epoch)
-        self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)
+        self.claims = EpochClaims(self.service, self.name, order, self.claimer, ttl_s=ttl_s)
 
     async def follow_curriculum(self) -> None:
         """Draw by the newest snapshot. Until there is one, draw uniformly."""
@@ -385,6 +396,14 @@ class _Producer:
         with anyio.move_on_after(_PATIENCE_S):
             return await self._acquire()
         return None
+
+    def _end_taken(self, lease: str) -> None:
+        """End the group of a lease that has ended, with its agents, if another process may go on with it."""
+        scope, cancelled_s = self._ending.get(lease, (None, None))
+        if self.left is not None and scope is not None and cancelled_s is None:
+            self._taken.add(lease)
+            scope.cancel()
+            self._ending[lease] = scope, _now_s()
 
     def _end_hanging(self) -> None:
         """End groups with hanging code, and the process if one of them cannot be cancelled."""
@@ -557,7 +576,7 @@ class _Producer:
             env=self.name,
             group=new_group_id(),
             life=self.epoch,
-            holder=self.id,
+            holder=self.claimer.holder,
             producer=producer,
             epoch=epoch,
             counter=counter,
@@ -601,7 +620,14 @@ class _Producer:
                 return draft
         finally:
             del self._ending[lease]
+            is_taken = lease in self._taken
+            self._taken.discard(lease)
             self.times.end(lease, _now_s(), answered=made)
+        if is_taken:
+            raise GroupTakenError(
+                f"a group of item {task.item!r:.80}: its lease has ended while this process was stopped or cut off, so "
+                "that another process may go on with it"
+            )
         raise _HungCodeError(
             f"{type(self.env).__name__}: the code of a group of item {task.item!r:.80} gave no sign for "
             f"{self.times.end_s:.0f} s, far longer than others, and was ended"
@@ -663,9 +689,12 @@ class _Producer:
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {describe_error(error)}") from error
 
     async def _publish(self, made: "_GeneratedGroup", claim: EpochClaim | None = None) -> bool:
-        """Store the group and settle its claim; False if its lease is not used. Only a drain prevents it.
+        """Store the group and settle its claim; False if its lease is not used.
 
-        A claim whose group may be stored is kept: it is made again then, and the ledger takes one of the two.
+        A claim whose group may be stored is kept: it is made again then, and the ledger takes one of the two. A drain
+        prevents it, and so does another process that may have taken the group up. If it does so between the look at the
+        lease and the storing, both store the same rollout: the records of its samples were whole before. The broker
+        takes one of them within its window of duplicates, and of what comes later the ledger's writer.
         """
         service, (group, data, chats, recorder) = self.service, made
         subject = subjects.rollout(group.run, group.env)
@@ -674,12 +703,19 @@ class _Producer:
         made_ns = service.now_ns()
         try:
             with traced_if_abandoned(service, group.id, group.env, group.started_ns, chats):
+                if recorder is not None:
+                    await recorder.check_held()
                 ack: PubAck = await service.retrying(f"publish {subject}")(
                     service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
                 )
         except StreamFullError:
             if recorder is None:  # else the next life stores it
                 await self._give_back(claim)
+            return False
+        except GroupTakenError as error:
+            log.info("%s", error)
+            if self.left is not None:
+                self.left.may_be = True
             return False
         except InfrastructureError:
             return True  # what was sent may be stored all the same, without us

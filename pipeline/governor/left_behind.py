@@ -1,6 +1,7 @@
 """Answers which group under way a process may take up, and with which records.
 
-Guarantees that a group is given to one process at a time, and to no other one while its lease is held.
+Guarantees that a group is given to one process at a time, to no other one while its lease is held, and with all records
+that were stored while it was: what lies in the log is read to its end before.
 """
 
 from contextlib import aclosing
@@ -43,8 +44,9 @@ class LeftBehind:
             CALLS, [self._subject], start=self._next, headers_only=True, follow=follow
         ) as messages:
             async for message in messages:
-                self._next = message.seq + 1
-                self.groups.apply_message(message)
+                if message.seq >= self._next:  # else the other reader has been quicker
+                    self._next = message.seq + 1
+                    self.groups.apply_message(message)
 
     def count(self, env: str, now_s: float) -> int:
         """Return how many groups of `env` a process may take up."""
@@ -53,7 +55,8 @@ class LeftBehind:
     async def answer(self, env: str, request: TakeUpRequest, now_s: float) -> TakeUpReply:
         """Return a group of `env` that the asking process may take up, or more records of one that it took."""
         group = request.group
-        if group is None:
+        if group is None and self.groups.count_free(env, now_s, request.holder, request.life):
+            await self.catch_up()
             group = self.groups.assign(env, request.holder, request.life, now_s)
         if group is None:
             return TakeUpReply()

@@ -278,8 +278,8 @@ class _Follower:
                 self._trained(policy.value)
         asked_s = time.monotonic()
         self._measure(await find_streams(bus), asked_s)
+        await self.left.catch_up()  # before the rollouts, which may be of its groups
         await self._read_members()
-        await self.left.catch_up()
 
     async def _read_members(self) -> None:
         """Read the rollouts that are stored now."""
@@ -313,7 +313,9 @@ class _Follower:
         except SchemaError:
             self.governor.unreadable(message.seq)
         else:
-            self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan, time.monotonic())
+            env = message.subject.rsplit(".", 1)[-1]
+            self.governor.member(message.seq, env, plan, time.monotonic())
+            self.left.groups.settle(env, plan.group)
 
     async def ledger(self) -> None:
         followed = follow_ledger(self.service.bus, self.service.run, self.trainer, self.position)

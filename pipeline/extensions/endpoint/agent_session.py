@@ -110,6 +110,17 @@ class AgentSession:
             if self._begun.get(digest) is done:
                 del self._begun[digest]
 
+    async def is_held(self) -> bool:
+        """Return whether no other process may have taken the session up, while this one was stopped, say."""
+        try:
+            if self._calls is not None:
+                await self._calls.check_held()
+        except InfrastructureError as error:
+            self.session.failure = error
+            self.ended.set()
+            return False
+        return True
+
     def report(self, rewards: Mapping[str, float | None], turns: Mapping[str, float] | None = None) -> None:
         """Take the session's rewards, which end it. A report that is repeated as it was changes nothing.
 

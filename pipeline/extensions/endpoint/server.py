@@ -326,6 +326,8 @@ class EndpointServer:
                     raise ClientDisconnect
                 live = self._open[0]
                 self._mark_taken(live)
+            if not await live.recorded.is_held():
+                raise InfrastructureError("this sample is another process's by now; try again")
             live.number = max(_now_ms(), live.number + 1)
             key = f"{live.key}.{live.number}"
             url = f"{self._reached_at(request)}/s/{key}"

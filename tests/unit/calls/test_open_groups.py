@@ -68,6 +68,16 @@ def test_calls_are_needed_from_the_oldest_group_under_way_on(it) -> None:
     assert len(it.groups) == 0
 
 
+def test_a_group_that_is_stored_is_not_gone_on_with_though_its_process_left_no_end(it) -> None:
+    it.start(A, "a")
+    second = it.start(B, "b")
+    it.leases.clear()
+    it.groups.settle("f", B)
+    it.groups.settle("e", A)
+    assert it.groups.assign("e", "q", 1, 0.0) == B
+    assert it.groups.lowest("e") == second
+
+
 def test_what_has_no_start_or_no_header_is_part_of_no_group(it) -> None:
     it.apply(CallKey("call", A))
     it.apply(None)

@@ -1,5 +1,6 @@
 """Groups that pass from one process to another: its start counts, and the one before hands out nothing more."""
 
+from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import numpy as np
@@ -7,13 +8,16 @@ import pytest
 from fuzz.examples import GROUP
 from unit.calls.test_recorded import call, fold, start
 
-from lachesis.pipeline.calls.open_groups import OpenGroups
+from lachesis.pipeline.calls.open_groups import PROMISE_S, OpenGroups
 from lachesis.pipeline.calls.recorder import CallRecorder
+from lachesis.pipeline.calls.take_up import Promise
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.epoch import Claimer
 from lachesis.pipeline.environment.left_groups import GroupTask, LeftGroups
 from lachesis.pipeline.errors import GroupTakenError
-from lachesis.schemas.calls import CallKey
+from lachesis.pipeline.governor.left_behind import LeftBehind
+from lachesis.schemas.calls import CallKey, TakeUpRequest
+from lachesis.schemas.subjects import CALLS
 
 
 async def test_a_process_that_has_lost_its_group_hands_out_no_answer_and_does_not_end_the_group(lab) -> None:
@@ -41,6 +45,45 @@ async def test_a_process_that_has_lost_its_group_hands_out_no_answer_and_does_no
         assert len(stored) == 1
     assert recorder.group == GROUP
     held.assert_awaited_with("a")
+
+
+async def test_a_process_that_begins_too_late_with_what_it_was_promised_gives_it_up(lab, monkeypatch) -> None:
+    """It is stopped before its start is stored: another one was given the group meanwhile."""
+    monkeypatch.setattr("lachesis.pipeline.calls.take_up.awake_or_not_s", lambda: 100.0)
+    promise = Promise.from_now()
+    async with lab.running(lambda service: service.draining.wait(), "environment") as service:
+        known = fold(start(), call(0, None))
+        held = AsyncMock(return_value=True)
+        await CallRecorder(service, start(life=2), known, is_held=held, promise=promise).begin()
+        monkeypatch.setattr("lachesis.pipeline.calls.take_up.awake_or_not_s", lambda: 100.0 + PROMISE_S)
+        late = CallRecorder(service, start(life=2), known, is_held=held, promise=promise)
+        with pytest.raises(GroupTakenError):
+            await late.begin()
+        with pytest.raises(GroupTakenError):
+            await late.store(call(1, 0))
+
+
+async def test_a_process_that_has_lost_its_group_does_not_abandon_it(lab) -> None:
+    """The one that goes on with it would lose it when it is killed."""
+    held = AsyncMock(return_value=True)
+    async with lab.running(lambda service: service.draining.wait(), "environment") as service:
+        recorder = CallRecorder(service, start().replace(lease="a"), is_held=held)
+        await recorder.begin()
+        held.return_value = False
+        await recorder.end("abandoned", reason="its code failed")
+        assert (await lab.bus.usage(CALLS)).messages == 1
+
+
+async def test_a_group_is_given_with_all_that_was_stored_while_its_lease_was_held(lab) -> None:
+    """The governor has not read the last answer yet, which an agent has, when the lease ends."""
+    async with lab.running(lambda service: service.draining.wait(), "governor") as service:
+        left = LeftBehind(service, SimpleNamespace(is_leased=lambda env, lease: False))
+        recorder = CallRecorder(service, start(), is_held=AsyncMock(return_value=True))
+        await recorder.begin()
+        await left.catch_up()
+        await recorder.store(call(0, None))
+        reply = await left.answer("e", TakeUpRequest(env="e", holder="q", life=9), 0.0)
+        assert [record.kind for record in reply.records] == ["start", "call"]
 
 
 async def test_a_process_that_runs_for_longer_takes_a_group_up_from_a_newer_one(lab) -> None:

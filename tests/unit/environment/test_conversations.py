@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import asynccontextmanager
+from itertools import product
 
 import anyio
 import msgspec
@@ -19,6 +20,7 @@ from lachesis.pipeline.environment.left_groups import records_calls
 from lachesis.pipeline.environment.tools import tool
 from lachesis.pipeline.errors import ServerAwayError
 from lachesis.pipeline.evaluator.config import EvaluationConfig
+from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.schemas import keys, subjects
@@ -32,11 +34,15 @@ TURNS = 3
 SETTINGS = EnvironmentConfig(kind="agent", samples=2, concurrency=1, longest_tokens=4096, max_new_tokens=500)
 
 
-def config(**changes):
+SHORT_LEASES = FlowConfig(lease_s=0.5)
+
+
+def config(flow=None, **changes):
     return RunConfig(
         run="r",
+        flow=flow or FlowConfig(),
         environments={"agent": msgspec.structs.replace(SETTINGS, **changes)},
-        batching=BatchingConfig(batch_size=64, max_staleness=4),
+        batching=BatchingConfig(batch_size=64 if flow is None else 4096, max_staleness=4),
         evaluate=EvaluationConfig(held_out=0),  # or the prompt that a test changes may be held out when it goes on
     )
 
@@ -244,6 +250,85 @@ async def test_no_branch_runs_a_tool_twice(lab, inference, monkeypatch, at) -> N
 
 RECORDS_OF_A_GROUP = 1 + 2 * TURNS + 2 * (TURNS - 1) + 2 + 1 + 1
 """Start, calls, results of tools, ends of samples, rollout, end."""
+
+
+def stopped(lab, at, *, after, goes_on):
+    """Return an environment that is stopped as it stores its message number `at`, until `goes_on` is set.
+
+    Before that is stored, or just after. Nothing that it sends meanwhile arrives, nor any answer.
+    """
+
+    async def live(service):
+        count, runs = 0, anyio.Event()
+        runs.set()
+
+        def stoppable(send, *, counts=True):
+            async def sent(*args, **kwargs):
+                nonlocal count, runs
+                await runs.wait()
+                count += counts
+                is_last = counts and count == at
+                if is_last:
+                    runs = goes_on
+                if is_last and not after:
+                    await runs.wait()
+                answer = await send(*args, **kwargs)
+                await runs.wait()
+                return answer
+
+            return sent
+
+        service.bus.publish = stoppable(service.bus.publish)
+        service.bus.publish_large = stoppable(service.bus.publish_large)
+        service.bus.request = stoppable(service.bus.request, counts=False)
+        await run_environment(service, config(flow=SHORT_LEASES), "agent")
+
+    return lab.running(live, "environment")
+
+
+@pytest.mark.parametrize("has_run_out", [False, True])
+@pytest.mark.parametrize(
+    "stop", list(product([2, 3, 5, RECORDS_OF_A_GROUP - 2, RECORDS_OF_A_GROUP - 1], [False, True]))
+)
+async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_one_goes_on_with(
+    lab, agent, inference, stop, has_run_out
+) -> None:
+    """The other one, of the same number, comes before its lease has run out, or after; then they work in turn."""
+    (at, after), first_goes_on, second_goes_on = stop, anyio.Event(), anyio.Event()
+
+    async def is_under_way():
+        return any(key.kind == "start" for key, _ in await records(lab))
+
+    async def has_ended():
+        return service.vitals.metrics.get("flow/expired", 0) > 0
+
+    async with (
+        governor(lab, config(flow=SHORT_LEASES)) as service,
+        stopped(lab, at, after=after, goes_on=first_goes_on),
+    ):
+        await lab.until(is_under_way)
+        if has_run_out and at < RECORDS_OF_A_GROUP - 1:
+            await lab.until(has_ended)
+        starts = len(await records(lab))
+        async with stopped(lab, 1, after=True, goes_on=second_goes_on):
+
+            async def has_begun():
+                return len(await records(lab)) > starts
+
+            await lab.until(has_begun)
+            first_goes_on.set()
+            await lab.until(at_least(lab, 3))
+            second_goes_on.set()
+            await lab.until(at_least(lab, len(await rollouts(lab)) + 3))
+    stored = await rollouts(lab)
+    assert max(Counter(group.id for group in stored).values()) == 1
+    assert len({(one.producer, one.epoch, one.counter) for one in stored}) == len(stored)
+    said = Counter(m.content for one in stored for talk in one.messages for m in talk if m.role == "assistant")
+    assert max(said.values()) == 1, "no answer is in two groups"
+    assert set(agent.ran.values()) == {1}, "no tool ran twice"
+    for task, groups in Counter(talk[0].content for one in stored for talk in one.messages[:1]).items():
+        sampled = sum(count for prompt, count in inference.said.items() if prompt.startswith(f"<user>{task}<end>"))
+        assert sampled <= groups * (2 * TURNS + 2), "what was under way when it was stopped"
 
 
 @pytest.mark.parametrize("after", [False, True])

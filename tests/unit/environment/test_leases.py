@@ -197,7 +197,7 @@ async def test_a_producer_that_was_stopped_learns_that_its_lease_has_ended(lab, 
         flow=FlowConfig(lease_s=1.0),
     )
     stopped_s = 0.0
-    monkeypatch.setattr("lachesis.pipeline.environment.leases._now_s", lambda: time.monotonic() + stopped_s)
+    monkeypatch.setattr("lachesis.pipeline.environment.leases.awake_or_not_s", lambda: time.monotonic() + stopped_s)
     async with (
         lab.running(lambda service: run_governor(service, config), "governor") as governor,
         lab.running(lambda service: service.draining.wait(), "environment") as service,
@@ -216,3 +216,14 @@ async def test_a_producer_that_was_stopped_learns_that_its_lease_has_ended(lab, 
         await lab.until(expired)
         stopped_s = 120.0
         assert not await leases.is_held(lease)
+        lost: list[str] = []
+        leases.on_lost = lost.append
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leases.renew)
+
+            async def is_told():
+                return bool(lost)
+
+            await lab.until(is_told)
+            tasks.cancel_scope.cancel()
+        assert lost[0] == lease, "without a call, too"

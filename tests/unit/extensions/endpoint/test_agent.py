@@ -18,7 +18,7 @@ from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
-from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, ServerAwayError
+from lachesis.pipeline.errors import EnvironmentCodeError, GroupTakenError, InfrastructureError, ServerAwayError
 from lachesis.pipeline.extensions.endpoint import environment
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.config import ScoringConfig
@@ -653,6 +653,28 @@ async def test_a_sample_is_one_agents_at_a_time_also_if_it_was_silent_from_its_s
         log.is_taken_up = True
     assert drafts[0].rewards == [{"environment": 1.0}]
     assert drafts[0].sessions[0].notes["calls"] == {"all": 1, "trained": 1}
+
+
+async def test_no_agent_gets_a_sample_that_another_process_may_have_taken_up(tasks: str, tmp_path: Path) -> None:
+    """This one was stopped while the sample was open, and goes on before it knows that its lease has ended."""
+
+    class TakenLog(LogOfGroup):
+        async def check_held(self) -> None:
+            raise GroupTakenError("its lease has ended")
+
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    calls = GroupCalls(TakenLog(), CallFigures())  # type: ignore[arg-type]
+    async with httpx.AsyncClient(timeout=60) as http, env.running(), anyio.create_task_group() as group:
+
+        async def collect() -> None:
+            with pytest.raises(GroupTakenError):
+                await collect_group(env, env.task(0), FakeInference(lambda *_: "a"), 1, SAMPLING, calls=calls)
+
+        group.start_soon(collect)
+        token = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+        answer = await http.post(f"{env._server.url}/sessions", headers=token)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
 
 
 async def test_either_of_two_endpoints_answers_any_session_also_when_one_is_killed(tasks: str, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ class LogOfGroup:
         self.is_taken_up = False
         self.known = RecordedGroup(None, {})  # type: ignore[arg-type]  # its start is not read here
 
+    async def check_held(self) -> None:
+        """No other process takes it up."""
+
     async def store(self, record: SessionCall | SessionEnd) -> None:
         found = decode(type(record), encode(record))
         found.check()
