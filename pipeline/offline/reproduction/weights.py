@@ -13,6 +13,7 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import anyio.to_thread
 import msgspec
@@ -190,6 +191,19 @@ async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
         ) from error
 
 
+def _kept_tensors(path: Path) -> dict[str, torch.Tensor] | None:
+    """Return the weights of a checkpoint; None if a trainer that goes on has deleted it meanwhile.
+
+    Raises ConfigError where it cannot be loaded.
+    """
+    try:
+        return policy_tensors(load_model(path).model)
+    except ConfigError:
+        if path not in (there for there, _ in known_checkpoints(path.parent)):
+            return None
+        raise
+
+
 def _copy(policy: PolicyModel) -> dict[str, torch.Tensor]:
     """Return the weights on the CPU, where checkpoints are read: a GPU may have no room for them a second time."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in policy_tensors(policy.model).items()}
@@ -254,8 +268,8 @@ class _ComparedStep:
         for reported in self._reported.get(step, ()):
             self._compare(step, ours.startswith(reported), f"{ours[: len(reported)]}, reported as {reported}")
         path = self._kept.get(step)
-        if path is not None:
-            kept = policy_tensors(load_model(path).model)
+        kept = None if path is None else _kept_tensors(path)
+        if kept is not None:
             digest, other = ours[:DIGEST_LENGTH], weights_digest(kept)[:DIGEST_LENGTH]
             self._compare(step, other == digest, f"{digest}, {other} in {path}")
             moved = _distance(kept, begin)

@@ -1,5 +1,6 @@
 """Steps taken again on a bus in memory: to the bit here, within a tolerance elsewhere, and told where they differ."""
 
+import shutil
 import threading
 
 import msgspec
@@ -82,6 +83,24 @@ async def test_here_it_is_the_same_to_the_bit(lab, config, begin):
     assert verdict == "ok", text
     steps = (STEPS - (begin or 0)) // 2
     assert f"after {steps} of {steps} steps with a record" in text
+
+
+async def test_a_checkpoint_that_a_trainer_deletes_meanwhile_is_not_compared(lab, config, monkeypatch):
+    def load(path):
+        shutil.rmtree(path)  # just before it is read
+        return load_model(path)
+
+    monkeypatch.setattr(module, "load_model", load)
+    verdict, text = (await again(lab, config))["weights"]
+    assert verdict == "ok", text
+    assert "after 3 of 3 steps with a record" in text, "the trainer reported them, too"
+
+
+async def test_a_checkpoint_that_is_there_and_cannot_be_loaded_is_an_error(lab, config):
+    for path, _ in known_checkpoints(config.path / CHECKPOINTS):
+        (path / "config.json").unlink()
+    with pytest.raises(ConfigError):
+        await again(lab, config)
 
 
 async def test_settings_are_those_that_the_run_recorded(lab, config):
