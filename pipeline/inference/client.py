@@ -40,7 +40,7 @@ from lachesis.pipeline.errors import (
 )
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.connection_stack import ConnectionStack
+from lachesis.pipeline.inference.connection_pool import ConnectionPool
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -206,7 +206,7 @@ class InferenceClient:
             )
 
         most = config.max_connections
-        kept = ConnectionStack(most, trust_env=trust_env) if transport is None and not self._proxy else transport
+        kept = ConnectionPool(most, trust_env=trust_env) if transport is None and not self._proxy else transport
         self._http = connections(httpx.Limits(max_connections=most), kept)
         self._observing = connections(httpx.Limits(max_keepalive_connections=0), transport)
 

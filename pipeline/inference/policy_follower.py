@@ -20,7 +20,7 @@ from lachesis.pipeline.errors import AccessError, InfrastructureError, NotFoundE
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
 from lachesis.pipeline.inference.weights_turn import take_turn
-from lachesis.pipeline.model.raw_weights import UNFIT
+from lachesis.pipeline.model.safetensors_files import UNFIT
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from lachesis.pipeline.common.arguments import listed, number_columns, setting_number, table_of
+from lachesis.pipeline.common.number_arguments import listed, number_columns, setting_number, table_of
 from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember, EnsembleScores
 from lachesis.pipeline.scorer.logic.krippendorff import AlphaEstimate, CategoryAlpha, IntervalAlpha

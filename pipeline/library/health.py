@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from lachesis.pipeline.common.arguments import listed, number_column, number_columns, table_of, whole_number
+from lachesis.pipeline.common.number_arguments import listed, number_column, number_columns, table_of, whole_number
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.library.reward_normalizer import MAX_ABS_REWARD

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from lachesis.pipeline.common.arguments import setting_number, whole_number
+from lachesis.pipeline.common.number_arguments import setting_number, whole_number
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.telemetry.performance import CallRecord, Performance
 from lachesis.schemas.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from lachesis.pipeline.common.arguments import number_column, setting_number
+from lachesis.pipeline.common.number_arguments import number_column, setting_number
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["RewardNormalizer", "WelfordAccumulator"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.pipeline.common.arguments import listed, number_column, table_of, whole_number
+from lachesis.pipeline.common.number_arguments import listed, number_column, table_of, whole_number
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool

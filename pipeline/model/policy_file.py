@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, WeightsDigest, hash_bytes
 from lachesis.pipeline.model.faults import some
-from lachesis.pipeline.model.raw_weights import RawFile, raw_digest
+from lachesis.pipeline.model.safetensors_files import RawFile, raw_digest
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 

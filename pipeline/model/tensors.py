@@ -24,7 +24,7 @@ from lachesis.pipeline.model.digest import (
 )
 from lachesis.pipeline.model.exchange import CheckedTensors, exchange
 from lachesis.pipeline.model.faults import some
-from lachesis.pipeline.model.raw_weights import DTYPES, UNFIT, TensorForm, is_finite
+from lachesis.pipeline.model.safetensors_files import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 

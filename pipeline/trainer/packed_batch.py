@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lachesis.pipeline.common.arguments import check_kind, listed
+from lachesis.pipeline.common.number_arguments import check_kind, listed
 from lachesis.pipeline.model.packed_rows import PackedRows, shared_starts
 from lachesis.pipeline.trainer.training_sequence import LOGPROB_SLACK, TrainingSequence, form_fault, sequence_fault
 from lachesis.schemas.errors import DataError

@@ -22,7 +22,7 @@ from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.weight_traces import traced_publication
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.raw_weights import weights_path
+from lachesis.pipeline.model.safetensors_files import weights_path
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed

@@ -26,7 +26,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import fsync, make_folder
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.model.policy_file import check_content, check_file, policy_labels
-from lachesis.pipeline.model.raw_weights import read_raw, weights_path, write_blocks
+from lachesis.pipeline.model.safetensors_files import read_raw, weights_path, write_blocks
 from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.payload import RawTensors, decode_payload, forms_of
 from lachesis.schemas import subjects

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.model.digest import Bytes, on_threads
-from lachesis.pipeline.model.raw_weights import DTYPES, TensorForm, file_order
+from lachesis.pipeline.model.safetensors_files import DTYPES, TensorForm, file_order
 from lachesis.pipeline.weights.delta import BLOCK_BYTES, decode_blocks, encode_blocks
 from lachesis.schemas.errors import DataError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.pipeline.errors import NotFoundError
-from lachesis.pipeline.model.raw_weights import read_raw
+from lachesis.pipeline.model.safetensors_files import read_raw
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError, DataError

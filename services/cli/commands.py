@@ -99,7 +99,7 @@ COMMANDS = {
                 "and stop runs."),
         Command("env", "environments:env_app", "Environments.", is_group=True),
         Command("dead", "dead:dead_app", "Messages that could not be handled.", is_group=True),
-        Command("config", "settings:config_app", "The configuration.", is_group=True),
+        Command("config", "config_command:config_app", "The configuration.", is_group=True),
         Command("auth", "auth:auth_app", "Keys and permissions for your own server.", is_group=True),
         Command("shadow", "shadow:shadow_app", "Revisions that score the live run in parallel.", is_group=True),
     )

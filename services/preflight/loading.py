@@ -44,7 +44,7 @@ from lachesis.schemas.errors import ConfigError, LachesisError
 from lachesis.services.preflight.devices import devices_here
 from lachesis.services.preflight.load_findings import LoadFinding
 from lachesis.services.preflight.model_loading import model_loads
-from lachesis.services.preflight.named import NamedModel, named_models
+from lachesis.services.preflight.named_in_config import NamedModel, named_models
 from lachesis.services.preflight.prompts import PolicyPrompts
 from lachesis.services.stage_settings import curriculum_settings, scoring_settings
 

@@ -22,7 +22,7 @@ from lachesis.services.preflight.machine import (
     packages,
     webhook,
 )
-from lachesis.services.preflight.named import Problem, named_problems
+from lachesis.services.preflight.named_in_config import Problem, named_problems
 from lachesis.services.preflight.otlp import check_otlp
 from lachesis.services.preflight.ports import check_ports
 

@@ -19,7 +19,7 @@ import anyio
 
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.serving.app import ServedTokens, serving_app
-from lachesis.pipeline.inference.serving.requests import GenerationResult, SampleResult, TokenListener
+from lachesis.pipeline.inference.serving.results import GenerationResult, SampleResult, TokenListener
 from lachesis.pipeline.model.pretrained_tokenizer import load_tokenizer
 from lachesis.pipeline.model.tokenizer import tokenizer_hash
 from lachesis.pipeline.runtime.http import HttpServer

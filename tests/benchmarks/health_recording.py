@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.inference.engines.reference.engine import Engine
-from lachesis.pipeline.inference.serving.requests import GenerationResult
+from lachesis.pipeline.inference.serving.results import GenerationResult
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.tasks.task import prompt_hash
 from lachesis.pipeline.trainer.config import LearnerConfig, WarmStartConfig

@@ -26,7 +26,7 @@ import torch
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.inference.serving.requests import GenerationResult
+from lachesis.pipeline.inference.serving.results import GenerationResult
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy, load_model
 from lachesis.pipeline.model.tokenizer import common_beginning
 from lachesis.pipeline.tasks.task import prompt_hash

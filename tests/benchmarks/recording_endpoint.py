@@ -45,7 +45,7 @@ from unit.extensions.endpoint.test_recording import (
 )
 
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
-from lachesis.pipeline.inference.connection_stack import ConnectionStack
+from lachesis.pipeline.inference.connection_pool import ConnectionPool
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 
 TURNS = 6
@@ -350,7 +350,7 @@ async def _measure_rounds(
             before = {name: cpu_of(pids[name]) for name in (ENVIRONMENT, ENGINE, FORWARDER)}
             busy = _busy_s()
             found: list[float] = []
-            client = httpx.AsyncClient(timeout=600, transport=ConnectionStack(count), trust_env=False)
+            client = httpx.AsyncClient(timeout=600, transport=ConnectionPool(count), trust_env=False)
             async with client, anyio.create_task_group() as tasks:
                 for one in began:
                     tasks.start_soon(hold, client, url, str(one["key"]), found)

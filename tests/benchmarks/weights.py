@@ -35,7 +35,7 @@ from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
-from lachesis.pipeline.model.raw_weights import DTYPES, read_raw
+from lachesis.pipeline.model.safetensors_files import DTYPES, read_raw
 from lachesis.pipeline.model.tensors import rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
 from lachesis.pipeline.runtime.service import Service

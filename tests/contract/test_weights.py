@@ -8,7 +8,7 @@ import pytest
 from contract.weights import MIB, RUN, CountingBus, CutBus, Trainer, check
 
 from lachesis.pipeline.errors import FencedError, InfrastructureError, NotFoundError
-from lachesis.pipeline.model.raw_weights import weights_path
+from lachesis.pipeline.model.safetensors_files import weights_path
 from lachesis.pipeline.weights import checked_files, download
 from lachesis.pipeline.weights.checked_files import CheckedFiles
 from lachesis.pipeline.weights.download import WeightsReceiver

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.arguments import check_kind, plain_numbers
+from lachesis.pipeline.common.number_arguments import check_kind, plain_numbers
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.task_sampler import DrawnItem, ItemWeights, TaskSampler
 from lachesis.pipeline.errors import SettingsChangedError

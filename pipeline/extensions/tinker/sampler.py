@@ -30,7 +30,7 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.pipeline.inference.serving.engine import EngineFullError
-from lachesis.pipeline.inference.serving.requests import GenerationResult, SampledToken, SampleResult, TokenListener
+from lachesis.pipeline.inference.serving.results import GenerationResult, SampledToken, SampleResult, TokenListener
 from lachesis.schemas.errors import DataError
 
 __all__ = ["TinkerSampler", "open_sampler"]

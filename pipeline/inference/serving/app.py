@@ -51,7 +51,7 @@ from lachesis.pipeline.inference.serving.replies import (
     forbidden,
     generated,
 )
-from lachesis.pipeline.inference.serving.requests import SampleResult
+from lachesis.pipeline.inference.serving.results import SampleResult
 from lachesis.pipeline.inference.serving.text import SampleTexts
 from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.runtime.http import BrowserGuard

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
-from lachesis.pipeline.inference.serving.requests import GenerationResult, TokenListener
+from lachesis.pipeline.inference.serving.results import GenerationResult, TokenListener
 
 __all__ = ["EngineFullError", "SamplingEngine"]
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.serving.engine import SamplingEngine
-from lachesis.pipeline.inference.serving.requests import GenerationResult, SampledToken
+from lachesis.pipeline.inference.serving.results import GenerationResult, SampledToken
 from lachesis.schemas.errors import LachesisError
 
 __all__ = ["EventStream", "SampledTokens"]

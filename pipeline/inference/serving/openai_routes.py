@@ -23,7 +23,7 @@ from lachesis.pipeline.inference.serving.dialects import ChatRequest, Completion
 from lachesis.pipeline.inference.serving.engine import SamplingEngine
 from lachesis.pipeline.inference.serving.event_stream import EventStream, SampledTokens
 from lachesis.pipeline.inference.serving.replies import body_of, generated
-from lachesis.pipeline.inference.serving.requests import GenerationResult, SampledToken, SampleResult
+from lachesis.pipeline.inference.serving.results import GenerationResult, SampledToken, SampleResult
 from lachesis.pipeline.inference.serving.sampling_notice import REQUESTED_SAMPLING
 from lachesis.pipeline.inference.serving.text import GrowingText, SampleTexts
 from lachesis.pipeline.inference.serving.text_tokenizer import Encode

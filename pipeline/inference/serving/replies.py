@@ -24,7 +24,7 @@ from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.serving.engine import EngineFullError, SamplingEngine
-from lachesis.pipeline.inference.serving.requests import GenerationResult
+from lachesis.pipeline.inference.serving.results import GenerationResult
 from lachesis.pipeline.inference.serving.sampling_notice import REQUESTED_SAMPLING
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import from_json

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lachesis.pipeline.inference.serving.requests import GenerationResult
+from lachesis.pipeline.inference.serving.results import GenerationResult
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.spans import Attributes, Span, SpanLink, Times, sampled_parent, span_id

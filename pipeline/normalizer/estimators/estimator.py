@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import listed, number_column, plain_numbers
+from lachesis.pipeline.common.number_arguments import listed, number_column, plain_numbers
 from lachesis.schemas.errors import DataError
 
 __all__ = ["Estimator", "GroupAdvantage", "RewardGroup", "Trainability"]

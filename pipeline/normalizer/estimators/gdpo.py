@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import number_column
+from lachesis.pipeline.common.number_arguments import number_column
 from lachesis.pipeline.normalizer.estimators.centred import Centred
 from lachesis.pipeline.normalizer.estimators.estimator import (
     LIMIT,

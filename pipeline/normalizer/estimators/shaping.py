@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import number_column
+from lachesis.pipeline.common.number_arguments import number_column
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.loader import group_advantage, load_estimator

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import listed
+from lachesis.pipeline.common.number_arguments import listed
 from lachesis.schemas.errors import DataError
 
 __all__ = ["FRACTION_BITS", "MAX_ABS_VALUE", "MomentAccumulator", "Moments", "decay_weights", "fold", "quantize"]

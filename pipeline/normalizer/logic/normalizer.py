@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from lachesis.pipeline.common.arguments import check_kind, listed
+from lachesis.pipeline.common.number_arguments import check_kind, listed
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.logic.accumulator import (

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import listed
+from lachesis.pipeline.common.number_arguments import listed
 from lachesis.pipeline.normalizer.logic.accumulator import FRACTION_BITS, quantize
 from lachesis.schemas.errors import DataError
 

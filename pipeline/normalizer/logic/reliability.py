@@ -10,7 +10,7 @@ independent ones, and are outvoted by three. So this is for ensembles whose rate
 import math
 from collections.abc import Mapping, Sequence
 
-from lachesis.pipeline.common.arguments import check_kind, number_column, number_columns, plain_numbers
+from lachesis.pipeline.common.number_arguments import check_kind, number_column, number_columns, plain_numbers
 from lachesis.schemas.errors import DataError
 
 __all__ = ["MAX_SHARE", "MIN_RESIDUAL_VARIANCE", "residuals", "shares", "weighted"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import number_column
+from lachesis.pipeline.common.number_arguments import number_column
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT
 from lachesis.pipeline.normalizer.logic.accumulator import Moments

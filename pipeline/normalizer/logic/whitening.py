@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import check_kind, listed, plain_numbers
+from lachesis.pipeline.common.number_arguments import check_kind, listed, plain_numbers
 from lachesis.pipeline.normalizer.estimators.estimator import LIMIT, check_std_floor, checked_lengths
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef

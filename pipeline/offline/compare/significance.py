@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import plain_numbers
+from lachesis.pipeline.common.number_arguments import plain_numbers
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.errors import DataError
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.arguments import listed, number_column
+from lachesis.pipeline.common.number_arguments import listed, number_column
 from lachesis.pipeline.health.logic.trends import correlation
 from lachesis.schemas.errors import DataError
 

@@ -19,8 +19,8 @@ from lachesis.pipeline.ledger.reader import fetch_batch, follow_ledger, newest_e
 from lachesis.pipeline.offline.replay.results import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.offline.replay.revisions import definition, events_of
 from lachesis.pipeline.offline.reproduction.logic import BatchIngredient, difference, rebuilt
+from lachesis.pipeline.offline.trainer.batch_former import entry_content_digest, manifest_digest
 from lachesis.pipeline.offline.trainer.ledger import rebuild_entries
-from lachesis.pipeline.offline.trainer.logic import entry_content_digest, manifest_digest
 from lachesis.pipeline.offline.verification.checks import CheckVerdict, NumericFinding
 from lachesis.pipeline.retention.holds import read_record as retention_record
 from lachesis.schemas import subjects

@@ -28,7 +28,7 @@ from lachesis.pipeline.offline.replay.logic.rollout_filter import differences
 from lachesis.pipeline.offline.replay.outage import retrying
 from lachesis.pipeline.offline.replay.results import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.offline.replay.revisions import definition
-from lachesis.pipeline.offline.trainer.logic import OfflineBatchFormer, entry_content_digest
+from lachesis.pipeline.offline.trainer.batch_former import OfflineBatchFormer, entry_content_digest
 from lachesis.pipeline.offline.trainer.teacher import Progress, WithTeacher, attach_teacher, validated
 from lachesis.pipeline.retention.holds import holding
 from lachesis.pipeline.retention.retention_floor import lowest_seqs

@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.offline.replay.results import RevisionResult
-from lachesis.pipeline.offline.trainer.logic import OfflineGroup, without_logprobs
+from lachesis.pipeline.offline.trainer.batch_former import OfflineGroup, without_logprobs
 from lachesis.pipeline.retention.holds import read_record
 from lachesis.pipeline.runtime.rollouts import read_rollout
 from lachesis.schemas import subjects

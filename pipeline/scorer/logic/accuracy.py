@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lachesis.pipeline.common.arguments import listed
+from lachesis.pipeline.common.number_arguments import listed
 from lachesis.schemas.errors import DataError
 
 __all__ = ["MIN_RATERS", "RaterAccuracy", "rater_accuracies"]

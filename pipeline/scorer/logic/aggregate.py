@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.common.arguments import check_kind, listed
+from lachesis.pipeline.common.number_arguments import check_kind, listed
 from lachesis.pipeline.scorer.config import Aggregation, ScoringConfig
 from lachesis.pipeline.scorer.logic.accuracy import MIN_RATERS
 from lachesis.pipeline.scorer.rater import Rating, check_bounds

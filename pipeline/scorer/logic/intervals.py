@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from lachesis.pipeline.common.arguments import check_kind, listed
+from lachesis.pipeline.common.number_arguments import check_kind, listed
 from lachesis.pipeline.scorer.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.errors import DataError
 

@@ -23,7 +23,7 @@ from fractions import Fraction
 from itertools import accumulate, combinations
 from typing import Any, Literal, NamedTuple, get_args
 
-from lachesis.pipeline.common.arguments import check_kind, listed, number_column
+from lachesis.pipeline.common.number_arguments import check_kind, listed, number_column
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["AlphaEstimate", "CategoryAlpha", "IntervalAlpha", "RaterReliability"]

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.model import digest as module
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, PIECE_BYTES
-from lachesis.pipeline.model.raw_weights import is_finite, raw_digest, read_raw
+from lachesis.pipeline.model.safetensors_files import is_finite, raw_digest, read_raw
 from lachesis.pipeline.model.tensors import bytes_of, matches, policy_version, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, weights_path, write_new_weights, write_weights
 from lachesis.schemas.errors import DataError

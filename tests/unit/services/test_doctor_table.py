@@ -32,7 +32,7 @@ from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight.load_findings import LoadFinding
 from lachesis.services.preflight.loading import write_findings
 from lachesis.services.preflight.machine import check_machine
-from lachesis.services.preflight.named import named_problems
+from lachesis.services.preflight.named_in_config import named_problems
 from lachesis.services.registry import services
 
 pytestmark = pytest.mark.outside

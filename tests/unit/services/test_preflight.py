@@ -12,7 +12,7 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.model import source
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.named import check_named
+from lachesis.services.preflight.named_in_config import check_named
 
 HUB_MODEL = "org/name-1.5B"
 ENV = """

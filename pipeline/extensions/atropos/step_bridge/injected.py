@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from lachesis.pipeline.common.arguments import whole_number
+from lachesis.pipeline.common.number_arguments import whole_number
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.inference import InferenceRequests
 from lachesis.pipeline.inference.client import GeneratedSample

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.common.arguments import whole_number
+from lachesis.pipeline.common.number_arguments import whole_number
 from lachesis.pipeline.common.real_number import real_number
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import Detokenize, Tokenize

@@ -30,16 +30,11 @@ from lachesis.pipeline.inference.engines.reference.graphed_call import GraphPool
 from lachesis.pipeline.inference.engines.reference.next_token import allowed_tokens, read_draw, row_settings
 from lachesis.pipeline.inference.engines.reference.placement import fitted
 from lachesis.pipeline.inference.engines.reference.prompt_scoring import score_prompts, top_logprobs
+from lachesis.pipeline.inference.engines.reference.requests import GenerationRequest, SampleRow, top_logprobs_of
 from lachesis.pipeline.inference.engines.reference.token_sampler import TokenSampler
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.serving.engine import EngineFullError
-from lachesis.pipeline.inference.serving.requests import (
-    GenerationRequest,
-    GenerationResult,
-    SampleRow,
-    TokenListener,
-    top_logprobs_of,
-)
+from lachesis.pipeline.inference.serving.results import GenerationResult, TokenListener
 from lachesis.pipeline.inference.serving.text import StopStrings
 from lachesis.pipeline.model.context import context_length, positions_change_at
 from lachesis.pipeline.model.tensors import load_tensors, vocabulary_of

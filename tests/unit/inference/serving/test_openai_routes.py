@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lachesis.pipeline.inference.engines.reference.app import build_app
+from lachesis.pipeline.inference.engines.reference.requests import SampleRow
 from lachesis.pipeline.inference.serving import openai_routes
-from lachesis.pipeline.inference.serving.requests import SampleRow
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.tasks import marked_calls
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.normalizer.logic import fade
 from lachesis.pipeline.offline.replay.results import read_results
 from lachesis.pipeline.offline.replay.revisions import definition
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
+from lachesis.pipeline.offline.trainer.batch_former import entry_content_digest
 from lachesis.pipeline.offline.trainer.ledger import (
     OfflineRequest,
     lowest_seq_needed_after,
@@ -25,7 +26,6 @@ from lachesis.pipeline.offline.trainer.ledger import (
     read_offline_trainer,
     rebuild_entries,
 )
-from lachesis.pipeline.offline.trainer.logic import entry_content_digest
 from lachesis.pipeline.retention.holds import read_record, update_record
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.schemas import subjects

@@ -1,4 +1,4 @@
-"""Requests in the engine: a prompt with its parameters, its rows (samples) and their result.
+"""Requests in the reference engine: a prompt, its parameters and its rows, the samples in the making.
 
 A row knows when it ends, names the weights of each of its tokens, and owns its random numbers; a request settles its
 future once. No model and no thread here.
@@ -8,79 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from lachesis.pipeline.inference.protocol import FinishReason, PromptLogprobs, SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.serving.results import GenerationResult, SampledToken, SampleResult, TokenListener
 from lachesis.pipeline.inference.serving.text import StopStrings
 
-__all__ = [
-    "GenerationRequest",
-    "GenerationResult",
-    "SampleResult",
-    "SampleRow",
-    "SampledToken",
-    "TokenListener",
-    "top_logprobs_of",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleResult:
-    """One sample. `token_ids` holds the stop token, if one ended it; `logprobs` one value for each token, nats."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    top_logprobs: list[list[tuple[int, float]]]
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    """The stop token or the stop string that ended it; None: the end-of-sequence token, or neither."""
-    weight_versions: list[WeightVersionSpan]
-    allowed: list[list[int]] | None = None
-    """For each token the ids among which it was sampled, none if no token was excluded; None: not requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One token of a sample as soon as it is sampled, and how that ended the sample, if it did."""
-
-    sample: int
-    token_id: int
-    logprob: float
-    top_logprobs: list[tuple[int, float]]
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-
-
-TokenListener = Callable[[SampledToken], None]
-"""Called with each token of a request in the engine's thread; it must neither wait nor raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """The samples of one request, and its prompt's logprobs if they were requested.
-
-    When it was queued, joined the batch (None: never) and ended, by `time.perf_counter_ns`.
-    """
-
-    samples: list[SampleResult]
-    prompt_logprobs: PromptLogprobs | None
-    queued_ns: int
-    joined_ns: int | None
-    ended_ns: int
-
-    @classmethod
-    def merge(cls, results: Sequence[GenerationResult]) -> GenerationResult:
-        """Return the requests of one call as one: all samples, from the first queued to the last ended."""
-        joined_ns = [one.joined_ns for one in results if one.joined_ns is not None]
-        return cls(
-            samples=[sample for one in results for sample in one.samples],
-            prompt_logprobs=None,
-            queued_ns=min(one.queued_ns for one in results),
-            joined_ns=min(joined_ns, default=None),
-            ended_ns=max(one.ended_ns for one in results),
-        )
+__all__ = ["GenerationRequest", "SampleRow", "top_logprobs_of"]
 
 
 def top_logprobs_of(prompt: Sequence[int], params: SamplingParams, limit: int) -> int:

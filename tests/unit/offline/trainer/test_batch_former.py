@@ -10,7 +10,7 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.normalizer.logic.whitening import whiten
-from lachesis.pipeline.offline.trainer.logic import (
+from lachesis.pipeline.offline.trainer.batch_former import (
     OfflineBatchFormer,
     OfflineGroup,
     batch_digest,

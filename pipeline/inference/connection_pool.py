@@ -1,4 +1,4 @@
-"""Keeps a client's connections to one server in a stack: the one that was used last is used next.
+"""Keeps a client's connections to one server: the one that was used last is used next.
 
 httpx looks at every connection of its pool before and after each request, which with a few dozen of them costs several
 times what the request itself does. Here each connection is a pool of its own. Guarantees that there are never more than
@@ -15,7 +15,7 @@ import httpx
 
 from lachesis.pipeline.common.tls import tls_context
 
-__all__ = ["ConnectionStack"]
+__all__ = ["ConnectionPool"]
 
 _IDLE_S = 60.0
 """Seconds after which a connection that is not used is closed. The reference server keeps it for 75 s. vLLM closes it
@@ -23,7 +23,7 @@ earlier, which is noticed before a request is sent. Each new connection costs a 
 (`IdentityGuard`), so those of agents that work for some seconds between two calls are kept."""
 
 
-class ConnectionStack(httpx.AsyncBaseTransport):
+class ConnectionPool(httpx.AsyncBaseTransport):
     """The connections to one server, without a proxy. Responses must be closed, as `AsyncClient.stream` does."""
 
     def __init__(

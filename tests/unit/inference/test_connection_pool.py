@@ -9,7 +9,7 @@ import anyio.abc
 import httpx
 import pytest
 
-from lachesis.pipeline.inference.connection_stack import ConnectionStack
+from lachesis.pipeline.inference.connection_pool import ConnectionPool
 
 
 @dataclass
@@ -56,7 +56,7 @@ async def until(is_so: object) -> None:
 
 
 async def test_requests_one_after_the_other_take_one_connection() -> None:
-    async with serving() as server, httpx.AsyncClient(transport=ConnectionStack(8), trust_env=False) as http:
+    async with serving() as server, httpx.AsyncClient(transport=ConnectionPool(8), trust_env=False) as http:
         server.may_answer.set()
         for _ in range(5):
             assert (await http.get(server.url)).text == "hi"
@@ -64,7 +64,7 @@ async def test_requests_one_after_the_other_take_one_connection() -> None:
 
 
 async def test_no_more_connections_than_allowed_and_a_cancelled_request_gives_its_own_back() -> None:
-    async with serving() as server, httpx.AsyncClient(transport=ConnectionStack(2), trust_env=False) as http:
+    async with serving() as server, httpx.AsyncClient(transport=ConnectionPool(2), trust_env=False) as http:
         async with anyio.create_task_group() as cancelled:
             for _ in range(6):
                 cancelled.start_soon(http.get, server.url)
@@ -79,7 +79,7 @@ async def test_no_more_connections_than_allowed_and_a_cancelled_request_gives_it
 
 
 async def test_a_connection_is_taken_by_another_request_only_when_the_body_is_closed() -> None:
-    async with serving() as server, httpx.AsyncClient(transport=ConnectionStack(1), trust_env=False) as http:
+    async with serving() as server, httpx.AsyncClient(transport=ConnectionPool(1), trust_env=False) as http:
         server.may_answer.set()
         async with anyio.create_task_group() as tasks, http.stream("GET", server.url) as first:
             tasks.start_soon(http.get, server.url)
@@ -91,7 +91,7 @@ async def test_a_connection_is_taken_by_another_request_only_when_the_body_is_cl
 
 async def test_a_connection_that_is_not_used_is_closed() -> None:
     now_s = 0.0
-    connections = ConnectionStack(8, clock=lambda: now_s)
+    connections = ConnectionPool(8, clock=lambda: now_s)
     async with serving() as server, httpx.AsyncClient(transport=connections, trust_env=False) as http:
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
@@ -108,7 +108,7 @@ async def test_a_connection_that_is_not_used_is_closed() -> None:
 
 
 async def test_a_connection_that_the_server_has_closed_is_made_again() -> None:
-    async with serving() as server, httpx.AsyncClient(transport=ConnectionStack(8), trust_env=False) as http:
+    async with serving() as server, httpx.AsyncClient(transport=ConnectionPool(8), trust_env=False) as http:
         server.may_answer.set()
         server.cut = True
         for number in range(1, 4):
@@ -118,7 +118,7 @@ async def test_a_connection_that_the_server_has_closed_is_made_again() -> None:
 
 
 async def test_a_server_that_is_away_takes_no_room() -> None:
-    async with httpx.AsyncClient(transport=ConnectionStack(1), trust_env=False) as http:
+    async with httpx.AsyncClient(transport=ConnectionPool(1), trust_env=False) as http:
         for _ in range(3):
             with pytest.raises(httpx.ConnectError):
                 await http.get("http://127.0.0.1:9/")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
-from lachesis.pipeline.model.raw_weights import file_order, raw_digest, read_raw, write_blocks
+from lachesis.pipeline.model.safetensors_files import file_order, raw_digest, read_raw, write_blocks
 from lachesis.pipeline.model.tensors import weights_digest
 from lachesis.schemas.errors import DataError
 

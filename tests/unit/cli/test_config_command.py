@@ -3,8 +3,8 @@ import json
 import pytest
 
 from lachesis.pipeline.config.load import ConfigSetting
+from lachesis.services.cli.config_command import config_schema, masked, show_settings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.settings import config_schema, masked, show_settings
 
 
 def test_secrets_are_masked_wherever_they_are() -> None:
