@@ -141,11 +141,14 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
         return 1 if self.sequences.logprobs is not None else UNTRAINABLE_SINCE
 
     def to_wire(self) -> Self:
-        sequences = self.sequences.narrowed()
+        return self.with_packed_texts().replace(sequences=self.sequences.narrowed())
+
+    def with_packed_texts(self) -> Self:
+        """Return the group with its texts as they travel, for one that is encoded several times."""
         text = _messages_encoder.encode(self.messages)
         if not _MIN_COMPRESSED_CHARS <= len(text) <= _most_text(self.sequences):
-            return self.replace(sequences=sequences)
-        return self.replace(sequences=sequences, messages=[], packed_messages=deflate(text))
+            return self
+        return self.replace(messages=[], packed_messages=deflate(text))
 
     def from_wire(self, data: bytes | memoryview) -> Self:
         return self.replace(sequences=self.sequences.widened()).with_texts()

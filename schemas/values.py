@@ -18,6 +18,7 @@ __all__ = [
     "Count",
     "Finite",
     "Seq",
+    "check_decoded_integers",
     "check_integers",
     "check_plain",
     "convert_plain",
@@ -76,9 +77,15 @@ def check_integers(what: str, data: bytes | memoryview) -> None:
     if _LONG.search(data) is None:
         return
     try:
-        level = [("", msgspec.json.decode(data))]
+        value = msgspec.json.decode(data)
     except UNREADABLE:
         return
+    check_decoded_integers(what, value)
+
+
+def check_decoded_integers(what: str, value: Any) -> None:
+    """Raise `SchemaError` with its place where the decoded JSON `value` holds an integer beyond 64 bits."""
+    level = [("", value)]
     while level:
         place, value = level.pop()
         if isinstance(value, dict):

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 from speed.figures import Figure, cost_of
 from speed.native import Load
-from speed.processes import TREE, Processes, descendants, snapshot
+from speed.processes import TREE, Processes, by_service, descendants, snapshot
 
 __all__ = ["measure_gateway", "measure_stock"]
 
@@ -43,18 +43,23 @@ needs_token = false
 
 
 def _bodies(groups: int, load: Load) -> list[bytes]:
-    """Return groups as requests; the second token of the first sample is the group's number."""
+    """Return groups as requests; the second token of the first sample is the group's number.
+
+    Their logprobs are written as those of engines are: of 32 bits, with all digits of 64.
+    """
     draw = np.random.default_rng(0)
     made = []
+    prompt = load.tokens // 4
     for number in range(groups):
         rows = draw.integers(1000, 30000, (load.samples, load.tokens)).tolist()
         rows[0][1] = number
-        prompt = load.tokens // 4
+        spread = draw.normal(-3.0, 3.0, (load.samples, load.tokens - prompt))
+        logprobs = (-np.exp(spread)).astype(np.float32).tolist()
         group = {
             "tokens": rows,
             "masks": [[-100] * prompt + row[prompt:] for row in rows],
             "scores": [float(sample % 2) for sample in range(load.samples)],
-            "inference_logprobs": [[1.0] * prompt + [-0.5] * (load.tokens - prompt)] * load.samples,
+            "inference_logprobs": [[1.0] * prompt + row for row in logprobs],
         }
         made.append(json.dumps(group).encode())
     return made
@@ -98,7 +103,7 @@ async def _measure(scenario: str, url: str, server: int, groups: int, load: Load
 
         await pass_on(range(_WARM_UP))
         answered_s.clear()
-        pids = {"server": descendants(server), "clients": os.getpid()}
+        pids = {**by_service(descendants(server)), "clients": os.getpid()}
         first = snapshot(pids)
         await pass_on(range(_WARM_UP, _WARM_UP + groups))
         last = snapshot(pids, groups)

@@ -1,6 +1,7 @@
 """Processes of a benchmark: started, read from /proc, and ended by their ids, or with the benchmark."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from speed.figures import Snapshot
 
-__all__ = ["BENCHMARKS", "TREE", "Processes", "descendants", "snapshot"]
+__all__ = ["BENCHMARKS", "TREE", "Processes", "by_service", "descendants", "snapshot"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,6 +50,18 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         found += parents.get(one, [])
+    return found
+
+
+def by_service(pids: Iterable[int]) -> dict[str, list[int]]:
+    """Return the processes by the service that each runs, as its command line says; all others as `server`."""
+    found: dict[str, list[int]] = {}
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            named = re.search(r"lachesis run (\S+)|(nats-server) ", line)
+            name = named[named.lastindex or 0] if named else "server"
+            found.setdefault(name, []).append(pid)
     return found
 
 

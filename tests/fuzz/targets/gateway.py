@@ -13,7 +13,7 @@ from fuzz.oracle import Target
 
 from lachesis.pipeline.extensions.atropos.gateway.body import unzipped
 from lachesis.pipeline.extensions.atropos.gateway.protocol import EnvironmentId, RegisterEnv
-from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_data import read_json, read_scored_data
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.planning_header import Plan
@@ -61,7 +61,7 @@ def targets() -> list[Target]:
 
 
 def _take_group(data: bytes) -> None:
-    group = to_group(read_json(ScoredData, data), _ORIGIN)
+    group = to_group(read_scored_data(data), _ORIGIN)
     again = decode(RolloutGroup, encode(group))
     again.check()
     assert encode(again) == encode(group)

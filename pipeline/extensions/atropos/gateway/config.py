@@ -61,6 +61,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
 
+_DEFAULTS = GatewayConfig()
+
+
 def settings_of(config: RunConfig) -> GatewayConfig:
     """Return [gateway]."""
-    return config.at("gateway", GatewayConfig())
+    return config.at("gateway", _DEFAULTS)

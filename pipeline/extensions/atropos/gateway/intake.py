@@ -11,7 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,7 @@ from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer, Pa
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registration
 from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
-from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_scored_data, split_list
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
@@ -39,7 +39,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.planning_header import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import PackedGroup, RolloutGroup
 from lachesis.schemas.sequences import TEACHER_COLUMN
 
 __all__ = ["BusyError", "Intake", "IntakeGroup"]
@@ -51,10 +51,14 @@ _MAX_REMEMBERED_DIGESTS = 8192
 _LEASE_SLACK = 1024
 """Bytes by which a group may grow when it gets its lease and its counter."""
 _MAX_EXAMPLE_BYTES = 1 << 20
+_MAX_INLINE_BYTES = 1 << 20
+"""Bytes of a body that is converted in the event loop, for about 5 ms at most. A thread would spare the loop little,
+because it holds the interpreter for most of that time, and takes as long as a tenth of it to start and to wake."""
 _GIVE_BACK_S = 2.0
 """Seconds that a drain waits at most for leases to be given back."""
 
 Answer = dict[str, Any]
+R = TypeVar("R")
 
 
 class BusyError(InfrastructureError):
@@ -62,15 +66,15 @@ class BusyError(InfrastructureError):
 
 
 class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of a request: `digest` names its bytes, `owner` its client if that registered, `caller` the span that
-    sent it if that said so.
+    """One group of a request, its texts packed: `digest` names its bytes as they came, `size` is that of the encoded
+    group, bytes, `owner` its client if that registered, `caller` the span that sent it if that said so.
     """
 
     env: str
     owner: int | None
     digest: str
     group: RolloutGroup
-    data: bytes
+    size: int
     caller: SpanLink | None = None
 
 
@@ -159,14 +163,21 @@ class Intake:
         Raises `DataError`, which says what is wrong with the first bad one.
         """
         arrived_ns = self._service.now_ns()
-        parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
-        origins = [self._origin(data, arrived_ns, await self._tokenizer_hash()) for _, data in parsed]
-        items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
+        parsed = await self._compute(len(body), _parse, body, several)
+        observed = await self._tokenizer_hash()
+        origins = [self._origin(data, arrived_ns, observed) for _, data in parsed]
+        items = await self._compute(len(body), _convert, parsed, origins, caller)
         for item in items:
             self._name_unused(item.env, item.group)
         if parsed and len(body) <= _MAX_EXAMPLE_BYTES:
             self._example = parsed[-1][1]
         return items
+
+    async def _compute(self, size: int, function: Callable[..., R], *args: Any) -> R:
+        """Return `function(*args)`, which reads a body of `size` bytes; in a thread if it is large."""
+        if size <= _MAX_INLINE_BYTES:
+            return function(*args)
+        return await anyio.to_thread.run_sync(function, *args, limiter=self._converting)
 
     def _name_unused(self, env: str, group: RolloutGroup) -> None:
         """Warn, once for each environment, about fields that it sends and that are not used."""
@@ -277,7 +288,7 @@ class Intake:
         sizes: Counter[str] = Counter()
         sequences: Counter[str] = Counter()
         for item in items:
-            sizes[item.env] += len(item.data)
+            sizes[item.env] += item.size
             sequences[item.env] += len(item.group.sequences)
         part = settings_of(self._config).held_bytes // len(self.envs)
         for env, size in sizes.items():
@@ -321,15 +332,16 @@ class Intake:
         registered = self._registered(item.owner)
         size = len(item.group.sequences)
         if registered is None or item.owner is None or size >= registered.request.group_size:
-            await self._publish(item.env, item.owner, [(item.digest, item.group)])
+            await self._publish(item.env, item.owner, [(item.digest, item.group)], item.size)
             return {"status": "received"}
         async with self._locks[item.env]:
             buffer = self._store.buffers[item.env]
             if item.digest not in buffer:
-                if not buffer.has_room(len(item.data), settings_of(self._config).buffer_bytes):
-                    await self._publish(item.env, item.owner, [(item.digest, item.group)])
+                if not buffer.has_room(item.size, settings_of(self._config).buffer_bytes):
+                    await self._publish(item.env, item.owner, [(item.digest, item.group)], item.size)
                     return {"status": "received"}
-                partial = PartialGroup(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
+                data = encode(item.group)
+                partial = PartialGroup(owner=item.owner, digest=item.digest, sequences=size, data=data)
                 buffer = await self._set_buffer(item.env, buffer.plus(partial))
             chosen = buffer.complete(item.owner, registered.request.group_size)
             if chosen:
@@ -340,7 +352,7 @@ class Intake:
         """Publish groups of the buffer, then remove them. If the gateway dies meanwhile, the next one repeats that
         exactly.
         """
-        groups = [decode(RolloutGroup, partial.data) for partial in chosen]
+        groups: list[RolloutGroup] = [decode(PackedGroup, partial.data) for partial in chosen]
         if not all(partial.leaving for partial in chosen):
             groups = [self._counted(group) for group in groups]
             chosen = [
@@ -349,7 +361,8 @@ class Intake:
             ]
             await self._set_buffer(env, self._store.buffers[env].replaced(chosen))
         digests = [partial.digest for partial in chosen]
-        await self._publish(env, chosen[0].owner, list(zip(digests, groups, strict=True)), counted=True)
+        size = sum(len(partial.data) for partial in chosen)
+        await self._publish(env, chosen[0].owner, list(zip(digests, groups, strict=True)), size, counted=True)
         await self._set_buffer(env, self._store.buffers[env].minus(chosen))
 
     async def _set_buffer(self, env: str, buffer: Buffer) -> Buffer:
@@ -366,14 +379,13 @@ class Intake:
                 await self._set_buffer(env, Buffer())
 
     async def _publish(
-        self, env: str, owner: int | None, groups: list[tuple[str, RolloutGroup]], *, counted: bool = False
+        self, env: str, owner: int | None, groups: list[tuple[str, RolloutGroup]], size: int, *, counted: bool = False
     ) -> None:
-        """Publish groups of one client under one lease for all of them; the last one carries it, and ends it."""
+        """Publish groups of one client, of `size` bytes, under one lease for all; the last one carries and ends it."""
         leases = self._leases[env]
         sequences = sum(len(group.sequences) for _, group in groups)
-        size = sum(len(encode(group)) + _LEASE_SLACK for _, group in groups)
         policy_step = max(group.policy_step for _, group in groups)
-        lease = await self._queues[env].acquire(owner, sequences, size, policy_step)
+        lease = await self._queues[env].acquire(owner, sequences, size + len(groups) * _LEASE_SLACK, policy_step)
         if lease is None:
             raise BusyError("the gateway is stopping")
         stored = False
@@ -457,14 +469,16 @@ def _message_id(run: str, env: str, digest: str) -> str:
 
 def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:
     """Return each group and the digest of its bytes (and of its place: a list may hold the same group twice)."""
-    parts = read_json(list[msgspec.Raw], body) if several else [msgspec.Raw(body)]
+    parts = split_list(body) if several else [memoryview(body)]
     found = []
     for n, part in enumerate(parts):
         try:
-            data = read_json(ScoredData, memoryview(part))
+            data = read_scored_data(part)
         except SchemaError as error:
             raise SchemaError(f"[{n}]: {error}") from error
-        found.append((hashlib.sha256(b"%d:" % n + bytes(part)).hexdigest()[:40], data))
+        digest = hashlib.sha256(b"%d:" % n)
+        digest.update(part)
+        found.append((digest.hexdigest()[:40], data))
     return found
 
 
@@ -473,8 +487,7 @@ def _convert(
 ) -> list[IntakeGroup]:
     items = []
     for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
-        group = to_group(data, origin)
-        items.append(
-            IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group), caller=caller)
-        )
+        group = to_group(data, origin).with_packed_texts()
+        size = len(encode(group))
+        items.append(IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, size=size, caller=caller))
     return items

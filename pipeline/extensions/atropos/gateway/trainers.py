@@ -193,9 +193,10 @@ class Trainers:
             await self._set(name, consumer.void(entry, seq, dropped[0].reason if dropped else "it has no groups"))
             await self._settle(name)
 
-    def _reply(self, name: str, member: str, number: int, groups: list[msgspec.Raw]) -> HandedReply:
+    def _reply(self, name: str, member: str, number: int, groups: list[bytes]) -> HandedReply:
         self._attempts[name, member] += 1
-        return HandedReply(name, member, number, self._attempts[name, member], msgspec.json.encode({"batch": groups}))
+        body = b'{"batch":[' + b",".join(groups) + b"]}"
+        return HandedReply(name, member, number, self._attempts[name, member], body)
 
     async def _next_entry(self, name: str) -> tuple[LedgerEntry, int, Consumer] | None:
         """Return the next entry with a batch, its place, and the consumer as of just before it; None: there is none."""
@@ -220,7 +221,7 @@ class Trainers:
                     consumer = consumer.read(entry, message.seq)
         return None
 
-    async def _groups(self, entry: LedgerEntry) -> tuple[list[msgspec.Raw], list[GroupDrops]]:
+    async def _groups(self, entry: LedgerEntry) -> tuple[list[bytes], list[GroupDrops]]:
         """Return the groups of an entry's batch as JSON, and why others of it cannot be trained."""
         if entry.batch is None:
             return [], []
@@ -362,11 +363,9 @@ def _is_of(run: str, trainer: str, follows: int, entry: LedgerEntry) -> bool:
     return (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
 
 
-def _convert(
-    payloads: list[Payload], ids: dict[str, int]
-) -> tuple[list[msgspec.Raw], dict[int, str], dict[str, Any] | None]:
+def _convert(payloads: list[Payload], ids: dict[str, int]) -> tuple[list[bytes], dict[int, str], dict[str, Any] | None]:
     """Return the groups as JSON, by sequence in ROLLOUTS why others cannot be trained, and the last group."""
-    groups: list[msgspec.Raw] = []
+    groups: list[bytes] = []
     unfit: dict[int, str] = {}
     latest = None
     for ref, group, _ in payloads:
@@ -377,5 +376,5 @@ def _convert(
         except DataError as error:
             unfit[ref.seq] = str(error)
         else:
-            groups.append(msgspec.Raw(msgspec.json.encode(latest)))
+            groups.append(msgspec.json.encode(latest))
     return groups, unfit, latest

@@ -9,7 +9,7 @@ of its content: the same line is the same group, from whatever file it comes and
 import hashlib
 from pathlib import Path
 
-from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_data import read_scored_data
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.offline.archive.logic.foreign_lines import PRODUCER, ImportAssumptions
 from lachesis.schemas.rollout import RolloutGroup
@@ -22,7 +22,7 @@ def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: ImportA
 
     `epoch` names the file, as a process's life is named elsewhere (`epoch_of` its first line).
     """
-    scored = read_json(ScoredData, data)
+    scored = read_scored_data(data)
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     origin = GroupOrigin(
         id=digest[:12]

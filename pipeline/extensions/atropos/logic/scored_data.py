@@ -1,6 +1,7 @@
 """Reads ScoredData: a scored group of an Atropos environment, with the fields of atroposlib 0.4.
 
-Guarantees finite numbers and token ids of 32 bits. As in Atropos, unknown keys are dropped and "1" is read as 1.
+Guarantees finite numbers, token ids of 32 bits and no integer beyond 64. As in Atropos, unknown keys are dropped and
+"1" is read as 1.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -10,9 +11,9 @@ from msgspec import Meta, Struct
 
 from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.values import Count, Finite, check_integers
+from lachesis.schemas.values import Count, Finite, check_decoded_integers, check_integers
 
-__all__ = ["ScoredData", "read_json"]
+__all__ = ["ScoredData", "read_json", "read_scored_data", "split_list"]
 
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Label = Annotated[int, Meta(ge=-100, le=(1 << 31) - 1)]
@@ -42,9 +43,34 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     """No field of Atropos, whose clients do not get it back: the reward of each run of tokens under the mask."""
 
 
+_FREE_FORM = ("messages", "generation_params", "overrides", "group_overrides", "images")
+"""The fields whose types do not bound the integers in them."""
+
+
+def read_scored_data(data: bytes | memoryview) -> ScoredData:
+    """Return the group that the JSON `data` holds.
+
+    Raises `SchemaError`, also for an integer beyond 64 bits.
+    """
+    found = _decode(ScoredData, data)
+    for name in _FREE_FORM:
+        if (value := getattr(found, name)) is not None:
+            check_decoded_integers(name, value)
+    return found
+
+
+def split_list(data: bytes) -> list[memoryview]:
+    """Return the JSON of each entry of the list that the JSON `data` holds. Raises `SchemaError`."""
+    return [memoryview(part) for part in _decode(list[msgspec.Raw], data)]
+
+
 def read_json(kind: type[T], data: bytes | memoryview) -> T:
     """Return the `kind` that the JSON `data` holds. Raises `SchemaError`, as `check_integers`, too."""
     check_integers("the body", data)
+    return _decode(kind, data)
+
+
+def _decode(kind: type[T], data: bytes | memoryview) -> T:
     try:
         return msgspec.json.decode(data, type=kind, strict=False)
     except UNREADABLE as error:

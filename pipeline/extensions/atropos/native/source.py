@@ -25,7 +25,7 @@ from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.rollout import deciding_error
 from lachesis.pipeline.environment.session import Reply, Session
 from lachesis.pipeline.errors import EnvironmentCodeError, GroupDeclinedError, InfrastructureError
-from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_scored_data
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import REWARD, GroupOrigin, to_group
 from lachesis.pipeline.extensions.atropos.native.engine_log import EngineLog
 from lachesis.pipeline.extensions.atropos.native.frames import Generate, Groups
@@ -161,7 +161,7 @@ class AtroposSource(GroupEnvironment):
         self._check_item(made)
         name = f"drawn-{made.digest or made.index}" if self._fresh else made.name or f"item-{made.index}"
         about = Task(item=name, prompt=[], task={"index": made.index})
-        groups = [self._converted(about, read_json(ScoredData, raw), engine, requests, sampling) for raw in made.groups]
+        groups = [self._converted(about, read_scored_data(raw), engine, requests, sampling) for raw in made.groups]
         if not groups:
             raise GroupDeclinedError(f"{self.place} made no group of {name}")
         self._spare.extend(groups[1:])

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.common.token_credit import token_credit
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import PROMPT
@@ -38,20 +39,17 @@ def to_scored(ref: GroupRef, group: RolloutGroup, env_id: int | None) -> dict[st
         raise DataError("no sample has an advantage")
     mean = sum(known) / len(known)
     samples = sequences.sample_index or list(range(len(sequences)))
-    tokens, masks, logprobs, advantages = [], [], [], []
-    for sequence, sample, given in zip(sequences, samples, credit_of, strict=True):
-        mask, credit = sequence.loss_mask, None if used[sample] is None else given
-        tokens.append(sequence.tokens.tolist())
-        masks.append(np.where(mask, sequence.tokens, PROMPT).tolist())
-        if sequence.logprobs is not None:
-            logprobs.append(np.where(mask, sequence.logprobs, np.float32(_NO_LOGPROB)).tolist())
-        advantages.append(np.where(mask, 0.0 if credit is None else credit, 0.0).tolist())
+    mask, cuts = sequences.mask, sequences.cuts().tolist()
+    tokens = view(sequences.tokens, "int32", len(mask), "tokens")
+    credit = np.zeros(len(mask))
+    for (start, end), sample, given in zip(pairwise(cuts), samples, credit_of, strict=True):
+        credit[start:end] = 0.0 if used[sample] is None or given is None else given
     columns = sequences.columns
     found: dict[str, Any] = {
-        "tokens": tokens,
-        "masks": masks,
+        "tokens": _cut(tokens, cuts),
+        "masks": _cut(np.where(mask, tokens, PROMPT), cuts),
         "scores": [mean if used[sample] is None else used[sample] for sample in samples],
-        "advantages": advantages,
+        "advantages": _cut(np.where(mask, credit, 0.0), cuts),
         "ref_logprobs": _rows(columns.get("ref_logprobs"), group),
         "messages": [[_message(said) for said in group.messages[sample]] for sample in samples]
         if group.messages
@@ -63,9 +61,15 @@ def to_scored(ref: GroupRef, group: RolloutGroup, env_id: int | None) -> dict[st
         "env_id": env_id,
         **_teacher(group),
     }
-    if logprobs:
-        found["inference_logprobs"] = logprobs
+    if sequences.logprobs is not None:
+        logprobs = view(sequences.logprobs, "float32", len(mask), "logprobs")
+        found["inference_logprobs"] = _cut(np.where(mask, logprobs, np.float32(_NO_LOGPROB)), cuts)
     return found
+
+
+def _cut(values: NDArray[Any], cuts: list[int]) -> list[list[Any]]:
+    """Return values [T] or [T, k] as one list for each sequence."""
+    return [values[start:end].tolist() for start, end in pairwise(cuts)]
 
 
 def _overrides(group: RolloutGroup, left_out: list[bool]) -> list[dict[str, Any]] | None:
@@ -81,8 +85,7 @@ def _rows(column: Column | None, group: RolloutGroup) -> list[list[Any]] | None:
     if column is None:
         return None
     values = view(column.data, column.dtype, group.sequences.n_tokens, "column", column.width)
-    cuts = group.sequences.cuts().tolist()
-    return [values[start:end].tolist() for start, end in pairwise(cuts)]
+    return _cut(values, group.sequences.cuts().tolist())
 
 
 def _teacher(group: RolloutGroup) -> dict[str, Any]:

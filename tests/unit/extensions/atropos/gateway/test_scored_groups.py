@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.common.trainability import TrainerLimits
-from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_json
+from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_scored_data
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import view
@@ -24,7 +24,7 @@ ORIGIN = GroupOrigin(
 
 
 def converted(data):
-    return to_group(read_json(ScoredData, json.dumps(data).encode()), ORIGIN)
+    return to_group(read_scored_data(json.dumps(data).encode()), ORIGIN)
 
 
 def test_it_says_what_was_sent(make_scored):
@@ -91,7 +91,7 @@ def test_an_advantage_set_to_zero_excludes_the_sample_from_training_alone(make_s
 )
 def test_a_temperature_that_the_trainer_would_ignore_is_refused_by_name(make_scored, changes, refused):
     changes = {"generation_params": {"temperature": 0.7}} | changes
-    data = read_json(ScoredData, json.dumps(make_scored(2, **changes)).encode())
+    data = read_scored_data(json.dumps(make_scored(2, **changes)).encode())
     to_group(data, ORIGIN)  # whose trainer is not known
     of_trainer = replace(ORIGIN, limits=ORIGIN.limits._replace(temperature=0.7))
     if refused is None:
@@ -134,7 +134,7 @@ def test_a_teachers_logprobs_are_those_of_the_tokens_themselves(make_scored):
     (tokens,) = sent["tokens"]
     ids = [[[], *([other, token] for other, token in zip([9, 8, 7, 6], tokens[1:5], strict=True)), [tokens[5] + 1]]]
     logprobs = [[[], *([-9.0, -0.5 * t] for t in range(1, 5)), [-3.0]]]
-    data = read_json(ScoredData, json.dumps({**sent, "distill_token_ids": ids, "distill_logprobs": logprobs}).encode())
+    data = read_scored_data(json.dumps({**sent, "distill_token_ids": ids, "distill_logprobs": logprobs}).encode())
     group = decode(RolloutGroup, encode(to_group(data, replace(ORIGIN, limits=TrainerLimits()))))
     assert list(group.sequences.columns) == [TEACHER_COLUMN]
     values = view(group.sequences.columns[TEACHER_COLUMN].data, "float32", 6, "x")
@@ -143,7 +143,7 @@ def test_a_teachers_logprobs_are_those_of_the_tokens_themselves(make_scored):
 
 
 def test_reference_logprobs_are_named_as_ignored_where_the_trainer_has_its_own(make_scored):
-    data = read_json(ScoredData, json.dumps(make_scored(1, ref_logprobs=[[0.0] * 2 + [-0.25] * 4])).encode())
+    data = read_scored_data(json.dumps(make_scored(1, ref_logprobs=[[0.0] * 2 + [-0.25] * 4])).encode())
     group = to_group(data, replace(ORIGIN, limits=TrainerLimits()))
     assert group.sequences.columns == {}
     assert group.metadata["gateway"]["ignored"] == ["ref_logprobs"]
@@ -198,7 +198,7 @@ def test_what_is_not_to_be_trained_on_may_come_without_logprobs(make_scored):
     sent = make_scored(2)
     origin = replace(ORIGIN, needs_logprobs=False)
     group, known = (
-        to_group(read_json(ScoredData, json.dumps(data).encode()), origin)
+        to_group(read_scored_data(json.dumps(data).encode()), origin)
         for data in ({**sent, "inference_logprobs": None}, sent)
     )
     assert group == known.replace(v=2, sequences=replace(known.sequences, logprobs=None))
@@ -224,10 +224,33 @@ def test_whatever_is_sent_is_converted_or_refused(changes, whole):
     data = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1], "inference_logprobs": [[1.0, -1.0]]} | changes
     raw = json.dumps(data if whole else changes).encode()
     try:
-        group = to_group(read_json(ScoredData, raw), ORIGIN)
+        group = to_group(read_scored_data(raw), ORIGIN)
     except SchemaError:
         return
     assert decode(RolloutGroup, encode(group)) == group
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"messages": [[{"role": "user", "content": [{"seed": 1 << 70}]}]] * 4}, r"messages: \[3\]"),
+        ({"generation_params": {"seed": 1 << 70}}, "generation_params: seed is an integer of 71 bits; 64 is the most"),
+        ({"group_overrides": {"n": [-(1 << 70)]}}, r"group_overrides: n\[0\]"),
+        ({"images": [[1 << 70]]}, r"images: \[0\]\[0\]"),
+        ({"tokens": [[1 << 70]] * 4}, r"tokens\[0\]\[0\]"),
+        ({"env_id": 1 << 70}, "env_id"),
+    ],
+)  # fmt: skip
+def test_an_integer_beyond_64_bits_is_refused_with_its_place(make_scored, changes, text):
+    with pytest.raises(SchemaError, match=text):
+        read_scored_data(json.dumps(make_scored(**changes)).encode())
+
+
+def test_many_digits_behind_the_point_are_a_number(make_scored):
+    row = b"[1.0, 1.0, -0.00012345678901234567890, -1, -2, -3]"
+    raw = json.dumps(make_scored(inference_logprobs=None)).encode()[:-1].replace(b'"inference_logprobs": null, ', b"")
+    found = read_scored_data(raw + b', "inference_logprobs": [' + b",".join([row] * 4) + b"]}")
+    assert found.inference_logprobs[0][2] == -0.00012345678901234568
 
 
 TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200))
@@ -241,7 +264,7 @@ UNUSABLE = {
 @pytest.mark.parametrize("case", UNUSABLE)
 def test_what_the_trainer_cannot_use_is_refused_by_name(make_scored, case):
     changes, text = UNUSABLE[case]
-    data = read_json(ScoredData, json.dumps(make_scored(**changes)).encode())
+    data = read_scored_data(json.dumps(make_scored(**changes)).encode())
     with pytest.raises(SchemaError, match=text):
         to_group(data, TRAINER)
     observed = replace(ORIGIN, limits=TrainerLimits("tok", None, reads=None))

@@ -14,7 +14,7 @@ from lachesis.pipeline.extensions.atropos.gateway.stage import _silence_text
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import SpanLink, generate_id, root_id
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.schemas import keys, subjects
+from lachesis.schemas import keys, rollout, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord, StageVitals
 from lachesis.schemas.errors import ConfigError
@@ -62,6 +62,29 @@ async def test_an_environments_life(world, make_scored, as_gzip):
         failed = (await http.post("/disconnect-env", json={"env_id": 9})).json()
         assert failed["status"] == "failure"
         assert "9" in failed["error"]
+
+
+async def test_texts_are_packed_once_however_often_their_group_is_encoded(world, make_scored, monkeypatch):
+    packed = []
+
+    def deflate(data):
+        packed.append(len(data))
+        return real(data)
+
+    real = rollout.deflate
+    monkeypatch.setattr(rollout, "deflate", deflate)
+    talk = [{"role": "user", "content": "say it again " * 100}]
+    async with world.gateway() as http:
+        env_id = await world.registered(http)
+        whole, *halves = (
+            make_scored(n, seed=seed, env_id=env_id, messages=[talk] * n) for seed, n in enumerate((4, 2, 2))
+        )
+        assert (await http.post("/scored_data", json=whole)).json() == {"status": "received"}
+        assert len(packed) == 1
+        for half in halves:
+            assert (await http.post("/scored_data", json=half)).json()["status"] == "buffered"
+        assert len(packed) == 3
+    assert [group.messages[-1][0].content for group in await world.groups()] == [talk[0]["content"]] * 3
 
 
 async def test_an_environment_waits_for_the_first_policy(new_run, make_scored):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -201,16 +202,23 @@ async def test_a_batch_of_which_nothing_can_be_trained_is_void_and_others_lack_w
     assert [(drops.batch, len(drops.seqs)) for report in reports for drops in report.drops] == [(1, 1)]
 
 
-async def test_a_large_batch_is_sent_compressed_to_who_takes_it_so(new_run, lab):
+ELSEWHERE = {"X-Forwarded-For": "192.0.2.1"}
+"""As a proxy on the gateway's machine passes on a client of another machine."""
+
+
+async def test_a_large_batch_is_compressed_for_a_client_of_another_machine_that_takes_it_so(new_run, lab):
     await lab.extend_ledger([lab.group(n, samples=4, tokens=2000) for n in range(2)])
     async with new_run.gateway(observing(new_run)) as http:
         await register(http)
-        async with http.stream("GET", "/batch", headers={"Accept-Encoding": "gzip"}) as answer:
+        async with http.stream("GET", "/batch", headers={"Accept-Encoding": "gzip", **ELSEWHERE}) as answer:
             raw = b"".join([part async for part in answer.aiter_raw()])
         assert answer.headers["content-encoding"] == "gzip"
         plain = json.loads(gzip.decompress(raw))["batch"]
         await register(http)  # else it is trained
-        async with http.stream("GET", "/batch", headers={"Accept-Encoding": "identity"}) as answer:
+        async with http.stream("GET", "/batch", headers={"Accept-Encoding": "identity", **ELSEWHERE}) as answer:
+            assert json.loads(b"".join([part async for part in answer.aiter_raw()]))["batch"] == plain
+        await register(http)
+        async with http.stream("GET", "/batch", headers={"Accept-Encoding": "gzip"}) as answer:
             assert json.loads(b"".join([part async for part in answer.aiter_raw()]))["batch"] == plain
 
 
@@ -228,7 +236,7 @@ async def test_fault_8_compressing_a_batch_holds_up_nobody(new_run, lab, monkeyp
     async with new_run.gateway(observing(new_run)) as http:
         await register(http)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, http)
+            tasks.start_soon(partial(http.get, "/batch", headers=ELSEWHERE))
             await anyio.to_thread.run_sync(compressing.wait)
             assert (await http.get("/status")).status_code == 200
             answered.set()
