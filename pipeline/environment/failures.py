@@ -6,13 +6,15 @@ row; the log has each reason once, with the traceback of the environment's own c
 
 import logging
 import re
+import traceback
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.common.code_place import StackLine, own_line
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
-from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
+from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError, leaves
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.errors import DataError
 
@@ -116,11 +118,10 @@ class GroupFailures:
         """
         self.in_a_row += 1
         text = error_text(error)
-        reason = _VARIES.sub("#", text)
+        reason = _VARIES.sub("#", text.partition("\n")[0])  # what an agent wrote is on the lines below
         if reason not in self._logged and len(self._logged) < _MAX_REASONS:
             self._logged.add(reason)
-            cause = error.__cause__ if isinstance(error, EnvironmentCodeError) else None
-            log.warning("a group of item %s failed: %s", item, text, exc_info=cause)
+            log.warning("a group of item %s failed: %s", item, text, exc_info=_raised_by_own_code(error))
         self._service.vitals.metrics[f"environment/{self._env}/failed"] = (
             self._service.vitals.metrics.get(f"environment/{self._env}/failed", 0.0) + 1.0
         )
@@ -138,3 +139,11 @@ class GroupFailures:
                 f"environment {self._env}: {self.in_a_row} groups in a row failed{before}, the last one: {said}; "
                 f"`lachesis env verify` and `lachesis dev {self._env}` show it without a run"
             ) from error
+
+
+def _raised_by_own_code(error: EnvironmentCodeError | DataError) -> BaseException | None:
+    """Return the error with the traceback of the environment's own code; None: no line of it is in one."""
+    cause = error.__cause__ if isinstance(error, EnvironmentCodeError) else None
+    frames = [frame for leaf in leaves(cause) for frame in traceback.extract_tb(leaf.__traceback__)] if cause else []
+    stack = [StackLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+    return None if own_line(stack) is None else cause

@@ -17,7 +17,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.columns import TableColumn, print_columns
 from lachesis.services.cli.ending import follow_run
-from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.observe.group_reader import (
     GroupPage,
@@ -78,7 +78,9 @@ def rollouts(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show groups as it is decided what becomes of them.")
     ] = False,
-    as_json: Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table, of a list one object a line.")
+    ] = False,
 ) -> None:
     """List groups of rollouts, the newest first or by a rater, or show one with its samples."""
     config = options.config()
@@ -109,7 +111,8 @@ def rollouts(
         fits = "is stored" if wanted == GroupFilter() and before is None else "that is stored fits"
         named = [*wanted.ratings, *([order.by] if order is not None else [])]
         of = f" and has a rating {' or '.join(map(repr, named))}" if named else ""
-        print(f"no group {fits}{of}", file=sys.stderr)
+        other = "; what failed is none: `lachesis status` says why it did" if fits == "is stored" else ""
+        print(f"no group {fits}{of}{other}", file=sys.stderr)
 
 
 async def _show(config: RunConfig, name: str) -> GroupView:
@@ -214,6 +217,8 @@ def _head(view: GroupView) -> Iterator[Text]:
     )
     for rater, why in view.failures.items():
         yield Text(printable(f"{rater} gave no rating: {why}"), style="red")
+    for number, why in view.left_out.items():
+        yield Text(printable(f"sample {number} of the request failed and is left out: {why}"), style="red")
     if any(sample.reward is not None and sample.reward != sample.score for sample in view.samples):
         yield Text(_REWARD_IS, style="dim")
     known = {"skill": view.skill, "difficulty": view.difficulty, "task": view.task or None}

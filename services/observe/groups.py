@@ -292,7 +292,8 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """One group, with its first `MAX_SAMPLES` samples; `row` says how many there are.
 
-    `prompt` are the messages that all samples begin with; `failures` say by rater why ratings miss.
+    `prompt` are the messages that all samples begin with; `failures` say by rater why ratings miss, and `left_out` of
+    samples that failed in the environment, by their number in the request, why.
     """
 
     row: GroupRow
@@ -304,6 +305,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     prompt: list[Message]
     samples: list[SampleView]
     failures: dict[str, str]
+    left_out: dict[int, str]
     verdict: str | None
 
 
@@ -348,8 +350,19 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
         prompt=conversations[0][:shared],
         samples=samples,
         failures=score.failures if score else {},
+        left_out=_left_out(group),
         verdict=reward.verdict if reward else None,
     )
+
+
+def _left_out(group: RolloutGroup) -> dict[int, str]:
+    """Return why samples were left out, by number. Metadata may come from anybody: what does not fit is no entry."""
+    found = group.metadata.get("failed_samples")
+    return {
+        one["sample"]: str(one.get("error", ""))
+        for one in (found if isinstance(found, list) else [])[:MAX_SAMPLES]
+        if isinstance(one, dict) and isinstance(one.get("sample"), int)
+    }
 
 
 def _turns(sequences: Sequences, reward: GroupReward | None, sample: int) -> list[TurnView]:

@@ -408,6 +408,7 @@ class Supervisor:
                 EXIT_DRAIN_TIMEOUT,
             }  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
+            row.ends_s.append(time.monotonic())
             if pause is None:
                 raise StartupError(
                     f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
@@ -418,7 +419,6 @@ class Supervisor:
             why = f": {said}" if said else ""
             log.warning("%s %s%s; starting it again in %.1f s", row.planned.name, life, why, pause)
             row.failing = row.last_end = f"{life}{why}"
-            row.ends_s.append(time.monotonic())
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 

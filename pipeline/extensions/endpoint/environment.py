@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.common.loopback import LOOPBACK
@@ -29,7 +30,12 @@ from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, Trained
 from lachesis.pipeline.extensions.endpoint.peers import check_peers
-from lachesis.pipeline.extensions.endpoint.program import ProgramEnd, program_environment, run_program
+from lachesis.pipeline.extensions.endpoint.program import (
+    ProgramEnd,
+    delete_left_folders,
+    program_environment,
+    run_program,
+)
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.extensions.endpoint.server import EndpointServer, LiveSession
 from lachesis.pipeline.tasks.item_keys import Keys
@@ -195,6 +201,7 @@ class Agent(Environment):
         if self._server is not None:
             yield
             return
+        await anyio.to_thread.run_sync(delete_left_folders)
         self._secret = None if self._token_file is None else shared_token(Path(self._token_file))
         server = EndpointServer(self._host, self._port, token=self._secret, hold_s=self._hold_s, peers=self._peers)
         try:

@@ -4,10 +4,13 @@ Guarantees that whatever the program does, it has ended when `run_program` retur
 its output takes bounded memory; and that what it did wrong has a name.
 """
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +25,7 @@ from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.common.secret_names import is_secret_name
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["ProgramEnd", "program_environment", "run_program"]
+__all__ = ["ProgramEnd", "delete_left_folders", "program_environment", "run_program"]
 
 SESSION_URL = "LACHESIS_SESSION_URL"
 """Variable by which a program, and all that it starts, knows its session; what carries it belongs to the sample."""
@@ -31,6 +34,10 @@ _LAST_WORDS_S = 1.0
 """Seconds for which the output of a program that has ended is still read."""
 _KEPT_BYTES = 1600
 """Of the end of a program's output; an error with it is cut at 2,000 characters, and its last words matter most."""
+_FOLDER = "lachesis-agent-"
+"""How the names of working folders begin."""
+_IN_THE_MAKING_S = 60.0
+"""A folder that is newer may not be locked yet."""
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -99,7 +106,7 @@ async def run_program(
     Its working folder is new and empty but for task.json, which holds `task`, and is deleted afterwards. Raises
     `ConfigError` if the command cannot be started.
     """
-    folder = await anyio.to_thread.run_sync(_new_folder, task)
+    folder, lock = await anyio.to_thread.run_sync(_new_folder, task)
     try:
         with folder:
             given = {**environ, TASK_FILE: str(Path(folder.name, "task.json")), "PWD": folder.name}
@@ -107,12 +114,30 @@ async def run_program(
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(folder.cleanup)
+            os.close(lock)
 
 
-def _new_folder(task: bytes) -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="lachesis-agent-", ignore_cleanup_errors=True)
+def delete_left_folders() -> None:
+    """Delete folders of programs whose process was killed before it could: they hold tasks, and answers."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(lock)
+                if found.st_uid == os.getuid() and time.time() - found.st_mtime > _IN_THE_MAKING_S:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+def _new_folder(task: bytes) -> tuple[tempfile.TemporaryDirectory[str], int]:
+    """Return a new folder, and the descriptor whose lock says that it is in use."""
+    folder = tempfile.TemporaryDirectory(prefix=_FOLDER, ignore_cleanup_errors=True)
+    lock = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     Path(folder.name, "task.json").write_bytes(task)
-    return folder
+    return folder, lock
 
 
 async def _run(

@@ -52,6 +52,38 @@ def test_each_reason_is_logged_once(failures: GroupFailures, caplog: pytest.LogC
     assert failures.in_a_row == 0
 
 
+def test_what_an_agent_wrote_makes_no_other_reason_and_no_traceback_of_this_project(
+    failures: GroupFailures, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lachesis")
+    for wrote in ("4 + 7", "it is 11"):
+        error = EnvironmentCodeError(f"Agent failed on item 'x': no reward; it wrote at last:\n{wrote}")
+        with pytest.raises(AttributeError) as raised:
+            describe_error(None)  # type: ignore[arg-type]
+        cause = raised.value
+        assert cause.__traceback__ is not None
+        error.__cause__ = cause.with_traceback(cause.__traceback__.tb_next)  # without this test's own line
+        failures.count_failed("a", error, 20)
+    (record,) = caplog.records
+    assert record.exc_info is None or record.exc_info[1] is None
+
+
+def test_a_traceback_with_a_line_of_the_environments_own_code_is_logged(
+    failures: GroupFailures, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lachesis")
+    namespace: dict[str, Any] = {}
+    exec(compile("def reward(task):\n    return task['answer']", "/home/me/mine.py", "exec"), namespace)  # noqa: S102
+    error = EnvironmentCodeError("Mine.reward: KeyError")
+    with pytest.raises(KeyError) as raised:
+        namespace["reward"]({})
+    error.__cause__ = raised.value
+    failures.count_failed("a", error, 20)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is raised.value
+
+
 def test_samples_that_the_code_of_an_environment_cost_are_counted_and_named(failures: GroupFailures) -> None:
     service: Any = failures._service
     failures.count_made(0)

@@ -50,6 +50,7 @@ def view(reward: float | None) -> GroupView:
         prompt=[],
         samples=[sample],
         failures={},
+        left_out={2: "the agent reported no reward"},
         verdict=None,
     )
 
@@ -60,3 +61,9 @@ def test_a_reward_that_is_not_the_score_is_explained(
 ) -> None:
     rollouts._print_group(view(reward))
     assert ("a reward is the score as normalization" in capsys.readouterr().out) is says
+
+
+def test_a_sample_that_was_left_out_is_shown_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts._print_group(view(1.0))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "sample 2 of the request failed and is left out: the agent reported no reward" in shown

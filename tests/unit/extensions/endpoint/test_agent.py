@@ -20,6 +20,7 @@ from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
 from lachesis.pipeline.errors import EnvironmentCodeError, GroupTakenError, InfrastructureError, ServerAwayError
 from lachesis.pipeline.extensions.endpoint import environment
+from lachesis.pipeline.extensions.endpoint.program import _new_folder, delete_left_folders
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
@@ -779,3 +780,22 @@ def test_settings_that_contradict_each_other_are_refused(params: dict[str, Any],
 async def test_a_command_that_cannot_be_started_is_named(tasks: str) -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         await collect(agent(tasks, ["no-such-program"]))
+
+
+def test_folders_that_a_killed_process_left_are_deleted_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, new, others = (tmp_path / name for name in ("lachesis-agent-left", "lachesis-agent-new", "else"))
+    for folder in (left, new, others):
+        folder.mkdir()
+        (folder / "task.json").write_text("{}")
+    for folder in (left, others):
+        os.utime(folder, (1.0, 1.0))
+    used, lock = _new_folder(b"{}")
+    os.utime(used.name, (1.0, 1.0))
+    delete_left_folders()  # as an environment does when it starts
+    assert not left.exists()
+    assert all(Path(path, "task.json").exists() for path in (used.name, new, others))
+    os.close(lock)
+    used.cleanup()
