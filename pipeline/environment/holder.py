@@ -1,4 +1,4 @@
-"""Names the process that holds groups and claims, so that its successor may go on with them at once.
+"""Names the process that holds groups under way, so that its successor may go on with them at once.
 
 Guarantees that of two processes with one name the first has ended: a process keeps the name by a lock in the run's
 folder, which the system releases when it ends, however that happens, and not while it is only stopped. A second

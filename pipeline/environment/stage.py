@@ -229,7 +229,7 @@ class _Producer:
         self.guard.report = self._report_server
         self.id = producer
         self.epoch = time.time_ns()
-        self.claimer = Claimer(holder, self.epoch)
+        self.holder = holder
         self.counter = 0
         self.failures = GroupFailures(service, name, len(env))
         self.times = GroupTimes(env.rollout_timeout_s, env.turn_timeout_s)
@@ -254,7 +254,7 @@ class _Producer:
                 name,
                 env,
                 settings,
-                self.claimer,
+                Claimer(holder, self.epoch),
                 held_out=held_out,
                 task=self._task,
                 is_held=self.leases.is_held,
@@ -284,7 +284,9 @@ class _Producer:
         drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
         order = EpochOrder(seed, drawable, item_keys)
         ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
-        self.claims = EpochClaims(self.service, self.name, order, self.claimer, ttl_s=ttl_s)
+        # without records, a place that a process has left is claimed by the next one of its number: the ledger takes one
+        claimer = Claimer(self.id if self.left is None else self.holder, self.epoch)
+        self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)
 
     async def follow_curriculum(self) -> None:
         """Draw by the newest snapshot. Until there is one, draw uniformly."""
@@ -576,7 +578,7 @@ class _Producer:
             env=self.name,
             group=new_group_id(),
             life=self.epoch,
-            holder=self.claimer.holder,
+            holder=self.holder,
             producer=producer,
             epoch=epoch,
             counter=counter,

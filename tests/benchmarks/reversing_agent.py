@@ -59,13 +59,14 @@ def post(url: str, body: dict) -> dict:
     raise SystemExit(f"{url} did not answer {ATTEMPTS} times")
 
 
-def ask(messages: list) -> dict:
-    body = {"model": "policy", "messages": messages, "tools": TOOLS}
+def ask(messages: list, tools: list = TOOLS) -> dict:
+    body = {"model": "policy", "messages": messages, "tools": tools}
     request = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
     note(asked=request)
     answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
-    note(answered=request, id=answer["id"])
-    return answer["choices"][0]["message"]
+    message = answer["choices"][0]["message"]
+    note(answered=request, id=answer["id"], text=message["content"])
+    return message
 
 
 def main() -> None:
