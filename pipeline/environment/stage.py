@@ -284,7 +284,7 @@ class _Producer:
         drawable = mask_held_out(np.ones(len(self.env)), self.held_out) > 0
         order = EpochOrder(seed, drawable, item_keys)
         ttl_s = _CLAIM_TTL_ROLLOUTS * self.env.rollout_timeout_s
-        # without records, a place that a process has left is claimed by the next one of its number: the ledger takes one
+        # without records, the next process of a number claims a place that one has left: the ledger takes one group
         claimer = Claimer(self.id if self.left is None else self.holder, self.epoch)
         self.claims = EpochClaims(self.service, self.name, order, claimer, ttl_s=ttl_s)
 

@@ -11,6 +11,7 @@ from stages import run_environment, run_governor
 
 from lachesis import Environment, Task
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment import stage as stage_module
@@ -296,6 +297,14 @@ async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_o
     """The other one, of the same number, comes before its lease has run out, or after; then they work in turn."""
     (at, after), first_goes_on, second_goes_on = stop, anyio.Event(), anyio.Event()
 
+    lives = Counter()
+
+    async def count_lives():
+        async with lab.bus.read(subjects.CALLS, [subjects.call("r", "agent")]) as messages:
+            async for message in messages:
+                key = CallKey.unpack(message.headers[CALL_HEADER])
+                lives[key.group] += key.kind == "start"
+
     async def is_under_way():
         return any(key.kind == "start" for key, _ in await records(lab))
 
@@ -305,7 +314,9 @@ async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_o
     async with (
         governor(lab, config(flow=SHORT_LEASES)) as service,
         stopped(lab, at, after=after, goes_on=first_goes_on),
+        background() as tasks,
     ):
+        tasks.start_soon(count_lives)
         await lab.until(is_under_way)
         if has_run_out and at < RECORDS_OF_A_GROUP - 1:
             await lab.until(has_ended)
@@ -326,9 +337,11 @@ async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_o
     said = Counter(m.content for one in stored for talk in one.messages for m in talk if m.role == "assistant")
     assert max(said.values()) == 1, "no answer is in two groups"
     assert set(agent.ran.values()) == {1}, "no tool ran twice"
-    for task, groups in Counter(talk[0].content for one in stored for talk in one.messages[:1]).items():
-        sampled = sum(count for prompt, count in inference.said.items() if prompt.startswith(f"<user>{task}<end>"))
-        assert sampled <= groups * (2 * TURNS + 2), "what was under way when it was stopped"
+    for one in stored:
+        opening = f"<user>{one.messages[0][0].content}<end>"
+        if sum(other.item == one.item for other in stored) == 1:
+            sampled = sum(count for prompt, count in inference.said.items() if prompt.startswith(opening))
+            assert sampled <= 2 * TURNS + 2 * (lives[one.id] - 1), "what was under way when a life ended"
 
 
 @pytest.mark.parametrize("after", [False, True])
