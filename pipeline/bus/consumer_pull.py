@@ -4,7 +4,8 @@ The pull is bounded in messages and bytes, and survives restarts of the server.
 
 One request is open at a time, for as many messages as there is room for. Its heartbeats distinguish a quiet stream from
 a lost request. A pull that gathers asks for what is there instead, and after that waits: messages that come together
-cost less than lone ones. Messages are queued for the owner of the pull; `release` makes room for more.
+cost less than lone ones. While nothing is there, it has a request for one message open, so that it need not ask again
+and again. Messages are queued for the owner of the pull; `release` makes room for more.
 """
 
 import itertools
@@ -84,6 +85,8 @@ class ConsumerPull:
         self._max_bytes = max_bytes
         self._gather_s = gather_s
         self._pause_until = 0.0
+        self._gathers = gather_s > 0  # whether the next request is for what is there; else it waits for a message
+        self._is_empty = True  # the open request has brought nothing so far
         self._held_messages = 0  # queued, or handed out and not released
         self._held_bytes = 0
         self._requested = 0  # what the open request may still bring; 0: none is open
@@ -183,6 +186,7 @@ class ConsumerPull:
                     self._current = f"{self._inbox}.{next(self._number)}"
                     self._heard = anyio.current_time()
                     self._requested = int(request["batch"])
+                    self._is_empty = True
                     if not await self._link.send(subject, msgspec.json.encode(request), reply=self._current):
                         return
             silence = 3 * _HEARTBEAT_S - (anyio.current_time() - self._heard) if self._requested else None
@@ -196,8 +200,8 @@ class ConsumerPull:
         batch = self._max_messages - self._held_messages
         if batch < max(1, self._max_messages // 4) and (self.queue or batch < 1):
             return None
-        request = {"batch": batch}
-        if self._gather_s:
+        request = {"batch": batch if self._gathers or not self._gather_s else 1}
+        if self._gathers:
             request["no_wait"] = True
         else:
             request |= {"expires": int(_EXPIRES_S * _NS), "idle_heartbeat": int(_HEARTBEAT_S * _NS)}
@@ -217,7 +221,9 @@ class ConsumerPull:
             self._on_status(msg)
             return
         self._too_small = None
-        self.idle = False
+        self.idle = self._is_empty = False
+        if self._gather_s and not self._gathers:
+            self._gathers, self._pause_until = True, self._heard + self._gather_s
         self._requested = max(0, self._requested - 1)
         if self._accept(msg):
             self._held_messages += 1
@@ -241,7 +247,9 @@ class ConsumerPull:
         self._requested = max(0, self._requested - int(headers.get(_UNSENT_HEADER, self._requested)))
         if status in ("404", "408"):
             self.idle = True
-            self._pause_until = anyio.current_time() + self._gather_s
+            self._gathers = self._gather_s > 0 and not self._is_empty
+            if self._gathers:
+                self._pause_until = anyio.current_time() + self._gather_s
             self._arrived.set()
         elif "maxbytes" in text.replace(" ", ""):
             self._too_small = None if self._max_bytes is None else max(0, self._max_bytes - self._held_bytes)

@@ -51,6 +51,42 @@ async def counted(bus: NatsBus) -> AsyncIterator[list[str]]:
     await sub.unsubscribe()
 
 
+async def test_a_reader_that_gathers_asks_again_only_after_messages(nats_bus: NatsBus) -> None:
+    """While nothing is there it waits for one message, and then asks for all that came with it."""
+    asked, read = [], []
+    changed = anyio.Event()
+
+    async def note(msg: Msg) -> None:
+        request = msgspec.json.decode(msg.data)
+        asked.append("what is there" if request.get("no_wait") else f"wait for {request['batch']}")
+        changed.set()
+
+    async def follow() -> None:
+        async with nats_bus.read(ROLLOUTS, [MATH], gather_s=0.01) as messages:
+            read.append((await anext(messages)).seq)
+            await anext(messages)
+
+    async def until_asked(wanted: list[str]) -> None:
+        nonlocal changed
+        while len(asked) < len(wanted):
+            changed = anyio.Event()
+            await changed.wait()
+        assert asked == wanted
+
+    nc = nats_bus._link.nc
+    sub = await nc.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=note)
+    await nc.flush()
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            await until_asked(["what is there", "wait for 1"])
+            await nats_bus.publish(MATH, b"x", msg_id="1")
+            await until_asked(["what is there", "wait for 1", "what is there", "wait for 1"])
+            assert read == [1]
+            tasks.cancel_scope.cancel()
+    await sub.unsubscribe()
+
+
 async def test_a_reader_that_is_closed_leaves_no_consumer(nats_bus: NatsBus) -> None:
     await nats_bus.publish(MATH, b"x", msg_id="1")
     async with nats_bus.read(ROLLOUTS, [MATH], follow=False) as messages:
