@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -195,8 +196,9 @@ class Trainers:
 
     def _reply(self, name: str, member: str, number: int, groups: list[bytes]) -> HandedReply:
         self._attempts[name, member] += 1
-        body = b'{"batch":[' + b",".join(groups) + b"]}"
-        return HandedReply(name, member, number, self._attempts[name, member], body)
+        first, *further = groups
+        parts = [b'{"batch":[', first, *chain.from_iterable((b",", group) for group in further), b"]}"]
+        return HandedReply(name, member, number, self._attempts[name, member], b"".join(parts))
 
     async def _next_entry(self, name: str) -> tuple[LedgerEntry, int, Consumer] | None:
         """Return the next entry with a batch, its place, and the consumer as of just before it; None: there is none."""
