@@ -109,8 +109,8 @@ def parse_headers(block: bytes) -> dict[str, str] | None:
         if text := status[3:].strip():
             headers["Description"] = text.decode("utf-8", "replace")
     for line in lines:
-        name, colon, value = line.partition(b":")
-        name = name.strip()
-        if colon and name and name.isascii() and not any(byte in b" \t\n\r\x0b\x0c" for byte in name):
-            headers[name.decode()] = value.strip().decode("utf-8", "replace")
+        before, colon, value = line.partition(b":")
+        words = before.split()
+        if colon and len(words) == 1 and words[0].isascii():
+            headers[words[0].decode()] = value.strip().decode("utf-8", "replace")
     return headers or None
