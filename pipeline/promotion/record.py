@@ -54,6 +54,9 @@ class ActivePromotion:
 
     One read serves every caller that came before it began, and every rollout that the server holds. So a backlog needs
     few reads, and a caller waits at most for the read under way and the next one.
+
+    The consumer that delivers the rollouts cannot deliver the lists as well: the replicas of a scorer share it, so one
+    of them alone would get each list, while the others may hold rollouts behind it.
     """
 
     def __init__(self, bus: Bus, run: str, revision: str) -> None:
