@@ -2,10 +2,11 @@
 
 So agents may request any of the endpoints, which may have one address. Guarantees that a request is passed on once at
 most; that an agent which hangs up is gone for the endpoint that answers it, too; and that a key which no replica knows
-gets 401, but 503 while a replica is away: another one takes its sessions up from the log, and then answers.
+gets 401, but 503 while a replica is away: another one takes its sessions up from the log, and then answers. A replica
+that was stopped holds up no request for longer than until its session is taken up here.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -14,6 +15,7 @@ import httpx
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
 
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.serving.replies import read_body
@@ -64,8 +66,12 @@ class Peers:
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as http:
             yield cls(addresses, http)
 
-    async def answer(self, request: Request, unknown: UnknownSessionError) -> Response:
+    async def answer(
+        self, request: Request, unknown: UnknownSessionError, taken_up: Callable[[], Awaitable[None]]
+    ) -> Response | Request:
         """Return the answer of the replica that has the session of a request.
+
+        `taken_up` returns once this process has it; then the request itself is returned, to be answered here.
 
         Raises `unknown` if none has it, `InfrastructureError` if one is away, which may have it, and `ClientDisconnect`
         if the agent hangs up first.
@@ -77,6 +83,14 @@ class Peers:
         away: list[str] = []
         has_hung_up = False
 
+        is_here = False
+
+        async def watch_here() -> None:
+            nonlocal is_here
+            await taken_up()
+            is_here = True
+            tasks.cancel_scope.cancel()
+
         async def watch() -> None:
             nonlocal has_hung_up
             while (await request.receive())["type"] != "http.disconnect":
@@ -86,12 +100,15 @@ class Peers:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
+            tasks.start_soon(watch_here)
             found = await self._first(request, body, away)
             tasks.cancel_scope.cancel()
         if has_hung_up:
             if found is not None:
                 await found.aclose()
             raise ClientDisconnect
+        if found is None and is_here:
+            return _unread(request, body)
         if found is not None:
             headers = {name: found.headers[name] for name in _ANSWER_HEADERS if name in found.headers}
             closed = BackgroundTask(found.aclose)
@@ -120,3 +137,13 @@ class Peers:
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         url = f"{address}{request.url.path}"
         return self._http.build_request(request.method, url, headers={**headers, _PASSED_ON: "1"}, content=body)
+
+
+def _unread(request: Request, body: bytes) -> Request:
+    """Return a request whose body was read, to be read once more."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return parts.pop() if parts else await request.receive()
+
+    return Request(request.scope, receive)

@@ -128,6 +128,8 @@ class EndpointServer:
         self._peer_addresses = peers
         self._peers: Peers | None = None
         self._live: dict[str, LiveSession] = {}
+        self._served = anyio.Event()
+        """Set when a session is served from then on."""
         self._settled: OrderedDict[str, _SessionReport] = OrderedDict()
         self._open: deque[LiveSession] = deque()
         self._opened = anyio.Condition()
@@ -157,6 +159,8 @@ class EndpointServer:
     def serving(self, live: LiveSession) -> Iterator[str]:
         """Let agents use a session while the context lasts; yields its address."""
         self._live[live.key] = live
+        self._served.set()
+        self._served = anyio.Event()
         try:
             yield f"{self.url}/s/{live.key}"
         finally:
@@ -206,7 +210,8 @@ class EndpointServer:
             try:
                 if self._peers is None:
                     raise unknown
-                return await self._peers.answer(request, unknown)
+                found = await self._peers.answer(request, unknown, partial(self._taken_up, _key(request)[0]))
+                return await endpoint(found) if isinstance(found, Request) else found
             except ClientDisconnect:
                 return Response(status_code=499)
             except UnknownSessionError as raised:
@@ -240,6 +245,11 @@ class EndpointServer:
         live.number = number
         self._mark_taken(live)
         return live
+
+    async def _taken_up(self, key: str) -> None:
+        """Wait until this process has the session with a key."""
+        while key not in self._live:
+            await self._served.wait()
 
     def _not_yet(self, request: Request) -> InfrastructureError | None:
         """Return that a session may still be taken up from the log; None: it may not."""

@@ -18,7 +18,7 @@ from openai import APIStatusError, OpenAI
 
 TURNS = 5
 PAUSE_S = 0.3
-TIMEOUT_S = 10.0
+TIMEOUT_S = 4.0
 """Beyond any answer here: an endpoint that takes longer hangs."""
 
 

@@ -48,7 +48,7 @@ reward = "program"
 token_file = "sessions.token"
 port = {one}
 peers = ["http://127.0.0.1:{one}", "http://127.0.0.1:{two}"]
-hold_s = 4.0
+hold_s = 2.0
 [flow]
 lease_s = 4.0
 [batching]

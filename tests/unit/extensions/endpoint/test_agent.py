@@ -1,5 +1,7 @@
 """An agent's program as an environment: what it is given, what stands, and what is named when it goes wrong."""
 
+import base64
+import hmac
 import json
 import os
 import socket
@@ -654,6 +656,33 @@ async def test_a_sample_is_one_agents_at_a_time_also_if_it_was_silent_from_its_s
         log.is_taken_up = True
     assert drafts[0].rewards == [{"environment": 1.0}]
     assert drafts[0].sessions[0].notes["calls"] == {"all": 1, "trained": 1}
+
+
+async def test_a_replica_that_was_stopped_holds_up_no_request_once_its_session_is_taken_up_here(
+    tasks: str, tmp_path: Path
+) -> None:
+    """In its place stands a listener that accepts connections and is silent, as the system does for a stopped one."""
+    token_file, log, drafts = tmp_path / "token", LogOfGroup(), list[Any]()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peers = [f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        env = agent(tasks, reward="program", token_file=str(token_file), port=free_port(), hold_s=20.0, peers=peers)
+        log.is_taken_up = True
+        calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+        async with httpx.AsyncClient(timeout=20) as http, env.running(), anyio.create_task_group() as group:
+            mac = hmac.digest(token_file.read_text().strip().encode(), calls.open(0).name.encode(), "sha256")
+            mine = LivingAgent(http)
+            mine.key = {"Authorization": f"Bearer {base64.urlsafe_b64encode(mac).decode().rstrip('=')}.7"}
+
+            async def take_up() -> None:
+                connection, _ = await anyio.to_thread.run_sync(silent.accept)  # the request was passed on
+                inference = FakeInference(lambda *_: "a")
+                with connection:
+                    drafts.append(await collect_group(env, env.task(0), inference, 1, SAMPLING, calls=calls))
+
+            group.start_soon(take_up)
+            assert await mine.say(env._server.url, "begin") == "a"
+            assert await mine.report(env._server.url, 1.0) == 200
+    assert drafts[0].rewards == [{"environment": 1.0}]
 
 
 async def test_no_agent_gets_a_sample_that_another_process_may_have_taken_up(tasks: str, tmp_path: Path) -> None:
