@@ -187,7 +187,7 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     not). `turn_advantages`: of a rollout with rewards of turns the advantage of each turn, that of its sample included
     (None: the sample has no reward); [] where `advantages` are those of every token. `shaping` is what was added to
     each reward for form and length, with the share `shaping_scale` in force ([], None: no shaping); `rewards`, what
-    describes them and the verdict are without it.
+    describes them and the verdict are without it. `tokens` were generated for all samples together (None: not known).
     """
 
     verdict: Verdict
@@ -205,6 +205,7 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     turn_advantages: list[list[Finite] | None] = []
     shaping: list[Finite | None] = []
     shaping_scale: Finite | None = None
+    tokens: Count | None = None
     stamps: list[Stamp] = []
 
     @property

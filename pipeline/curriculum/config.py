@@ -21,8 +21,9 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
 
     strategy: CodePath = "irt"
-    """uniform, epoch (every item once an epoch), easy_first, competence, pools, sec, irt, or "module:Class" or
-    "path/to/file.py:Class" of a strategy of your own."""
+    """uniform, epoch (every item once an epoch), easy_first, competence, pools, sec, irt, gain_per_token (with the
+    fields of irt, except sharpness and first_pass), or "module:Class" or "path/to/file.py:Class" of a strategy of
+    your own."""
     max_age: int = 32
     """Policy steps after which feedback is ignored. Default 32."""
     age_half_life: float = 8.0
@@ -63,6 +64,10 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
     Default 0.3."""
 
+    repeat_worth: float = 0.4
+    """gain_per_token: what a group of an item teaches, as a share of what the item's group before taught. Raise it to 1
+    for a small pool that is gone through many times and still teaches. Default 0.4."""
+
     def missing_of_pool(self, *, is_foreign: bool) -> str | None:
         """Return what the strategy would have to know of all items and does not; None: it can learn.
 
@@ -83,10 +88,15 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(
                     f"curriculum.{name} is {getattr(self, name)} logits; it must be positive, at most 100."
                 )
-        if not 0 <= self.wander <= 100:
-            raise ConfigError(f"curriculum.wander is {self.wander} logits; it must be at least 0, at most 100.")
-        if not 0 <= self.first_pass <= 1000:
-            raise ConfigError(f"curriculum.first_pass is {self.first_pass} passes; it must lie between 0 and 1000.")
+        for name, low, high, unit in (
+            ("wander", 0, 100, " logits"),
+            ("first_pass", 0, 1000, " passes"),
+            ("repeat_worth", 0.001, 1, ""),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(
+                    f"curriculum.{name} is {getattr(self, name)}{unit}; it must lie between {low} and {high}."
+                )
         if not 0 <= self.chance < 1:
             raise ConfigError(f"curriculum.chance is {self.chance}; it must be at least 0 and below 1.")
         for name in ("explore", "initial_competence", "learning_rate"):

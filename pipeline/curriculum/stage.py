@@ -31,7 +31,7 @@ from lachesis.pipeline.runtime.commitlog import RestoredState
 from lachesis.pipeline.runtime.inputs import InputSource
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.pipeline.tasks.item_keys import exact_key, unique_keys
+from lachesis.pipeline.tasks.item_keys import content_key, exact_key, unique_keys
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
@@ -75,13 +75,13 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
     """
     count = len(env)
     found: dict[str, int] = {}
-    skill, names = np.empty(count, np.int32), np.empty(count, np.uint64)
+    skill, names, contents = np.empty(count, np.int32), np.empty(count, np.uint64), np.empty(count, np.uint64)
     difficulty: NDArray[np.float64] | None = np.empty(count, np.float64)
     features: NDArray[np.float32] | None = None  # of no use where all difficulties are known
     for index in range(count):  # a task at a time: a pool may be of millions
         task = env.task(index)
         skill[index] = found.setdefault(task.skill or "", len(found))
-        names[index] = exact_key(task.item)
+        names[index], contents[index] = exact_key(task.item), content_key(task)
         if task.difficulty is None and features is None:
             difficulty, features = None, np.empty((count, len(FEATURES)), np.float32)
             for before in range(index):
@@ -102,6 +102,7 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
         features=features,
         keys=unique_keys(item_keys_of(env), names),
         names=names,
+        contents=contents,
     )
 
 

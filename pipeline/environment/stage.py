@@ -11,6 +11,7 @@ groups bear the item's place in it as counter, so that the ledger takes one of e
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -246,6 +247,8 @@ class _Producer:
         self.rng = np.random.default_rng([seed, self.epoch])
         self.weights, self.snapshot_id = np.ones(len(env), np.float32), "uniform"
         self.sampler = self._sampler()
+        self.recent: deque[int] = deque(maxlen=2 * settings.concurrency)
+        """Tasks that were drawn last: the curriculum cannot know of their groups yet, so its weights are too high."""
         self.left: LeftGroups | None = None
         """What a killed process has left behind; None: calls are not recorded."""
         if single is None and records_calls(name, env, settings):
@@ -453,7 +456,8 @@ class _Producer:
     async def _draw(self) -> GroupTask | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""
         if self.claims is None:
-            (drawn,) = self.sampler.sample(1, self.rng)
+            (drawn,) = self.sampler.sample(1, self.rng, recent=list(self.recent))
+            self.recent.append(drawn.item)
             return GroupTask(drawn.item, self.sampler.snapshot_id, drawn.probability)
         try:
             claim = await self.claims.claim()

@@ -6,6 +6,8 @@ already. The same weights and the same generator give the same items.
 """
 
 import hashlib
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
@@ -64,29 +66,37 @@ class TaskSampler:
         """Return the probability that `item` is drawn first."""
         return float(self._weights[item]) / self._total
 
-    def sample(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
-        """Draw n items, without replacement while there are items left that have a weight."""
+    def sample(self, n: int, rng: np.random.Generator, *, recent: Sequence[int] = ()) -> list[DrawnItem]:
+        """Draw n items, without replacement while there are items left that have a weight.
+
+        `recent`: items drawn before, the oldest first. They come again only after all others, except the older ones
+        where more than half of the items with a weight are recent.
+        """
+        newest = recent[max(0, len(recent) - self._positive // 2) :]
+        avoided = {item for item in newest if self._weights[item] > 0}
         drawn: list[DrawnItem] = []
         while len(drawn) < n:
-            drawn.extend(self._distinct(min(n - len(drawn), self._positive), rng))
+            drawn.extend(self._distinct(min(n - len(drawn), self._positive - len(avoided)), rng, avoided))
+            avoided = set()
         return drawn
 
-    def _distinct(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
+    def _distinct(self, n: int, rng: np.random.Generator, avoided: AbstractSet[int]) -> list[DrawnItem]:
         """Successive sampling: each next item by its weight among those left, by rejecting repeats."""
         found: dict[int, None] = {}
         for _ in range(4):
             if len(found) == n:
                 break
-            points = rng.random(2 * n) * self._total
+            points = rng.random(2 * n + len(avoided)) * self._total
             items = np.searchsorted(self._cumulative, points, side="right")
             for item in items.tolist():
-                if item < len(self._weights) and self._weights[item] > 0:  # rounding may reach the end
+                # rounding may reach the end
+                if item < len(self._weights) and self._weights[item] > 0 and item not in avoided:
                     found[item] = None
                 if len(found) == n:
                     break
         if len(found) < n:  # a few items hold nearly all the weight: rank the others by exponential keys at once
             left = self._weights.astype(np.float64)
-            left[list(found)] = 0.0
+            left[[*found, *avoided]] = 0.0
             keys = np.full(len(left), np.inf)
             there = left > 0
             keys[there] = rng.exponential(size=int(there.sum())) / left[there]

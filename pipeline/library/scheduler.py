@@ -70,11 +70,14 @@ class CurriculumScheduler:
         """Draw n items by the weights of the moment."""
         return [self.items[drawn.item] for drawn in self._strategy.sample(n, self._rng)]
 
-    def update(self, item: str, successes: Sequence[float | bool | None], *, step: int = 0) -> bool:
+    def update(
+        self, item: str, successes: Sequence[float | bool | None], *, step: int = 0, tokens: float | None = None
+    ) -> bool:
         """Learn from one group of answers to an item; say whether it taught something.
 
         `successes` lie in [0, 1]; None is an answer that could not be scored, and teaches nothing. `step` is the
-        optimizer step of the policy that answered. Raises `DataError` on an unknown item or other successes.
+        optimizer step of the policy that answered. `tokens`: how many it generated for an answer, on average; the
+        strategy `gain_per_token` needs it. Raises `DataError` on an unknown item or other successes.
         """
         if not isinstance(item, Hashable) or item not in self._place:
             raise DataError(f"item {item!r:.60} is not one of the {len(self.items)} items")
@@ -94,6 +97,7 @@ class CurriculumScheduler:
                 success=sum(known) / len(known) if known else None,
                 policy_step=step,
                 status="scored" if known else "unscorable",
+                tokens=tokens,
             )
         )
 

@@ -18,6 +18,7 @@ from lachesis.pipeline.tasks.task import Task, prompt_text
 
 __all__ = [
     "Keys",
+    "content_key",
     "exact_key",
     "keys_of",
     "mixed",
@@ -48,6 +49,14 @@ def keys_of(tasks: Iterable[Task]) -> Keys:
     same = _repeats(np.array(exact, np.uint64))
     keys[same] = np.array(full, np.uint64)[same]
     return keys
+
+
+def content_key(task: Task) -> int:
+    """Return a key that is the same for tasks with the same prompt, skill and data for raters.
+
+    Their names do not matter. The spelling of the prompt does not matter, as in `prompt_key`.
+    """
+    return exact_key(_packed([one_spelling(prompt_text(task.messages)), task.skill, task.task]))
 
 
 def _packed(value: Any) -> bytes:

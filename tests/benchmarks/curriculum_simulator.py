@@ -255,6 +255,7 @@ def main():
     parser.add_argument("--items", type=int, default=ITEMS, help=f"items of the pool (default {ITEMS})")
     parser.add_argument("--repeat", type=float, default=1.0, help="what an item teaches beside the time before (1)")
     parser.add_argument("--first-pass", type=float, default=None, help="curriculum.first_pass; default: its own")
+    parser.add_argument("--repeat-worth", type=float, default=None, help="curriculum.repeat_worth; default: its own")
     parser.add_argument(
         "--features", type=float, default=None, help="share of the difficulties' variance that items' features explain"
     )
@@ -268,6 +269,8 @@ def main():
     if options.pool:
         print_pools([name for name in options.strategies if name != "oracle"], seeds)
         return
+    given = {"first_pass": options.first_pass, "repeat_worth": options.repeat_worth}
+    settings = {name: value for name, value in given.items() if value is not None}
     for name in options.learners:
         print(f"{name:13} {'r - mu':>13} {'x':>6} {'with std':>13} {'x':>6} {'zero var.':>10} {'unsound':>8}")
         base = {}
@@ -285,7 +288,7 @@ def main():
                         prior_noise=options.prior,
                         repeat=options.repeat,
                         explained=options.features,
-                        settings={} if options.first_pass is None else {"first_pass": options.first_pass},
+                        settings=settings,
                     )
                     for seed in seeds
                 ]

@@ -1,11 +1,12 @@
 """Sampled tokens until a simulated learner reaches its goal, in four worlds, counted as a run spends them.
 
-    python tests/benchmarks/curriculum_tokens.py --seeds 4 [--prior 1.0] [--strategies uniform pass irt oracle]
+    python tests/benchmarks/curriculum_tokens.py --seeds 4 [--prior 1.0] [--strategies pass irt gain_per_token oracle]
 
 A step trains 16 groups of 8 in which answers fare differently. Groups in which all fare alike teach nothing, are drawn
 again, and cost their tokens. Harder tasks and wrong answers are longer. A group moves the ability of its skill by its
-success variance; each time a task's content is met it teaches half of what it taught before. Feedback comes after
-`--delay` steps. The goal is a mean success of 65 % on sound tasks that are never drawn.
+success variance; each time a task's content is met it teaches half of what it taught before (`--repeat`).
+Feedback comes after `--delay` steps, and an environment draws no task twice within `--recent` draws. The goal is a mean
+success of 65 % on sound tasks that are never drawn.
 
 - clean: difficulties N(0, 2.5), every task is sound.
 - unsound: 12 % of the tasks always fail, 8 % are coin flips, 8 % can be guessed (.25) and teach less.
@@ -21,15 +22,21 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import deque
 
 import numpy as np
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
+from lachesis.pipeline.environment.task_sampler import TaskSampler
 
 ITEMS, SKILLS, GROUPS, SAMPLES, LIMIT, GOAL, RATE, REPEAT = 1500, 4, 16, 8, 400, 0.65, 0.07, 0.5
 WORLDS = ("clean", "unsound", "slump", "copies")
+SETTINGS: dict[str, float] = {}
+"""Of the section [curriculum], beside the strategy."""
+RECENT = 64
+"""Draws within which the environment draws no task twice: two times 32 groups at a time."""
 MAX_REFILL = 20
 """Waves of groups after which a step is trained on fewer."""
 
@@ -120,21 +127,38 @@ class Strategy:
             difficulty,
             learner.skill,
             tuple(f"s{k}" for k in range(SKILLS)),
-            keys=learner.content.astype(np.uint64),
+            contents=learner.content.astype(np.uint64),
         )
         self.learner, self.count = learner, 0
-        self.strategy = load_strategy(pool, CurriculumConfig(strategy=name))
+        self.recent: deque[int] = deque(maxlen=RECENT)
+        self.strategy = load_strategy(pool, CurriculumConfig(strategy=name, **SETTINGS))
+        self.sampler: TaskSampler | None = None
 
     def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        return np.array([one.item for one in self.strategy.sample(n, rng)])
+        if self.sampler is None:
+            self.sampler = TaskSampler.from_snapshot(self.strategy.snapshot().weights)
+        drawn = np.empty(n, int)
+        for place in range(n):
+            drawn[place] = self.sampler.sample(1, rng, recent=[*self.recent])[0].item
+            self.recent.append(int(drawn[place]))
+        return drawn
 
     def observe(self, items: np.ndarray, success: np.ndarray, step: int) -> None:
+        self.sampler = None
         for item, rate in zip(items.tolist(), success.tolist(), strict=True):
             self.count += 1
+            tokens = self.learner.tokens(np.array([item]), np.array([rate])) / SAMPLES
             skill = f"s{self.learner.skill[item]}"
             self.strategy.observe(
                 ItemFeedback(
-                    id=str(self.count), env="e", item=item, skill=skill, n=SAMPLES, success=rate, policy_step=step
+                    id=str(self.count),
+                    env="e",
+                    item=item,
+                    skill=skill,
+                    n=SAMPLES,
+                    success=rate,
+                    policy_step=step,
+                    tokens=tokens,
                 )
             )
 
@@ -176,14 +200,21 @@ def run(world: str, name: str, seed: int, *, delay: int = 2, prior: float | None
 
 
 def main() -> None:
+    global REPEAT, RECENT
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--delay", type=int, default=2, help="steps until feedback arrives (default 2)")
     parser.add_argument("--prior", type=float, help="error of the tasks' difficulties, logits; default: none are known")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--strategies", nargs="+", default=["pass", "irt", "oracle"])
+    parser.add_argument("--strategies", nargs="+", default=["pass", "irt", "gain_per_token", "oracle"])
+    parser.add_argument("--repeat", type=float, default=REPEAT, help="what a task teaches beside the time before (0.5)")
+    parser.add_argument("--repeat-worth", type=float, help="curriculum.repeat_worth; default: its own")
+    parser.add_argument("--recent", type=int, default=RECENT, help=f"draws without a task twice (default {RECENT})")
     given = parser.parse_args()
+    REPEAT, RECENT = given.repeat, given.recent
+    if given.repeat_worth is not None:
+        SETTINGS["repeat_worth"] = given.repeat_worth
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     print(f"{'':9} {'uniform':>24}  tokens of uniform over those of the strategy (steps, groups alike)")
     for world in given.worlds:

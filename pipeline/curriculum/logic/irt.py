@@ -88,18 +88,27 @@ class OnlineIRT(Strategy):
         )
 
     def weights(self) -> NDArray[np.float64]:
-        """Return (1 - explore) * the normalised weight + explore * the normalised time since an item was seen."""
-        difficulty, stretch = self._expected()
-        q = sigmoid((self._ability[self._skill] - difficulty) / stretch)
-        # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
-        worth = 4.0 * q * (1.0 - q) / stretch * self._worth_of_repeats()
-        weight = worth**self.config.sharpness * (1.0 - self._chance())
+        """Return (1 - explore) * the normalised worth + explore * the normalised time since an item was seen."""
+        weight, left_out = self.worth(), self.left_out()
         unseen = (self.observations + 1.0) - self._seen
-        weight[self.items.held_out] = unseen[self.items.held_out] = 0.0  # never seen, they would take all of `explore`
+        weight[left_out] = unseen[left_out] = 0.0  # never seen, they would take all of `explore`
         explore = self.config.explore if weight.sum() > 0 else 1.0
         exploit = weight / weight.sum() if weight.sum() > 0 else weight
         total: NDArray[np.float64] = (1.0 - explore) * exploit + explore * unseen / unseen.sum()
         return total
+
+    def worth(self) -> NDArray[np.float64]:
+        """Return what each item is worth drawing, float64 [N] at least 0, on any scale."""
+        difficulty, stretch = self._expected()
+        q = sigmoid((self._ability[self._skill] - difficulty) / stretch)
+        # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
+        worth = 4.0 * q * (1.0 - q) / stretch * self._worth_of_repeats()
+        weight: NDArray[np.float64] = worth**self.config.sharpness * (1.0 - self._chance())
+        return weight
+
+    def left_out(self) -> NDArray[np.int64]:
+        """Return the items that are never drawn, int64 [n]."""
+        return self.items.held_out
 
     def success(self) -> NDArray[np.float64]:
         """Return the expected success float64 [N] of every item, if sound, under the error of its difficulty."""

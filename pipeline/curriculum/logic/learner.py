@@ -72,6 +72,7 @@ def feedback_of(env: str, reward: GroupReward) -> ItemFeedback | None:
         success=success,
         policy_step=reward.policy_step,
         status="scored" if success is not None else "unscorable",
+        tokens=None if reward.tokens is None or not reward.scores else reward.tokens / len(reward.scores),
     )
 
 

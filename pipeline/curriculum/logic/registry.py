@@ -3,6 +3,7 @@
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import load_attribute
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.gain_per_token import GainPerToken
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
@@ -20,6 +21,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "pools": Pools,
     "sec": SelfEvolving,
     "irt": OnlineIRT,
+    "gain_per_token": GainPerToken,
 }
 
 

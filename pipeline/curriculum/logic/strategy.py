@@ -52,6 +52,8 @@ class ItemFeedback:
     success: float | None
     policy_step: int
     status: FeedbackStatus = "scored"
+    tokens: float | None = None
+    """Generated tokens of a sample, their mean; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class ItemPool:
     """What each item is known by in another order of the pool, and another start of the run."""
     names: NDArray[np.uint64] | None = None
     """The key of each item's name, as groups bear it."""
+    contents: NDArray[np.uint64] | None = None
+    """The same number for items that are the same task under several names; None: there are none such."""
 
     def __post_init__(self) -> None:
         check_kind("the number of items", self.count, Integral)
@@ -186,6 +190,10 @@ class Strategy:
             raise DataError(f"feedback {feedback.id}: item {feedback.item} is not one of {self.items.count}.")
         if feedback.success is not None and not 0 <= feedback.success <= 1:
             raise DataError(f"feedback {feedback.id}: success {feedback.success} lies outside [0, 1].")
+        if feedback.tokens is not None:
+            plain_numbers(f"feedback {feedback.id!s:.40}: tokens", [feedback.tokens])
+            if not 0 <= feedback.tokens < math.inf:
+                raise DataError(f"feedback {feedback.id}: {feedback.tokens} tokens a sample; give 0 or more.")
         if feedback.success is not None and feedback.n < 1:
             raise DataError(f"feedback {feedback.id}: a success of {feedback.n} samples; needs at least 1.")
         if feedback.id in self._ids:

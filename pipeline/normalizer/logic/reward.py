@@ -92,6 +92,7 @@ class RewardRule:
             success=score.success,
             shaping=added,
             shaping_scale=in_force,
+            tokens=sum(score.lengths),
             stamps=[*score.stamps, *stamps],
         )
         fault = find_group_fault(score)

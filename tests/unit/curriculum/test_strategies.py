@@ -551,10 +551,13 @@ def test_samples_without_a_score_do_not_count(scores, n, success):
     reward = GroupReward(
         group="0" * 32, seq=1, item="i", index=3, policy_step=0, verdict="trainable", scores=scores,
         rewards=scores, advantages=scores, snapshot="s", mean=None, std=None, range=None, n_valid=n, success=0.5,
+        tokens=100,
     )  # fmt: skip
     feedback = feedback_of("e", reward)
     assert (feedback.n, feedback.success) == (n, success)
     assert feedback.status == ("scored" if n else "unscorable")
+    assert feedback.tokens == 100 / len(scores), "of a sample, scored or not"
+    assert feedback_of("e", msgspec.structs.replace(reward, tokens=None)).tokens is None
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))

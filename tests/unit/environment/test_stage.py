@@ -545,6 +545,17 @@ async def test_tasks_are_drawn_by_the_newest_snapshot(lab, env, inference):
     assert {(group.item, group.dispatch.index, group.dispatch.probability) for group in told} == {("item-2", 2, 1.0)}
 
 
+async def test_a_task_is_not_drawn_again_before_the_curriculum_can_know_of_it(lab, env, inference):
+    await publish_weights(lab, [1e6, 1, 1, 1], "mostly the first")
+    governor = Governor(lab, limit=20)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 20))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    told = [group.dispatch.index for group in groups if group.dispatch.snapshot_id == "mostly the first"]
+    assert len(told) >= 15
+    assert told.count(0) <= len(told) / 3 + 2, "two of the others come between two of it"
+
+
 async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
     await publish_weights(lab, [0.0] * 9 + [1.0], "of ten tasks")
     governor = Governor(lab, limit=20)

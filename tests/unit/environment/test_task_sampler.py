@@ -33,6 +33,27 @@ def test_first_draws_follow_the_weights():
     assert counts / 20_000 == pytest.approx([0.125, 0.25, 0, 0.625], abs=0.015)
 
 
+@given(weights, st.integers(1, 60), st.integers(0, 2**32))
+def test_what_was_drawn_recently_comes_again_only_after_half_of_the_others(values, n, seed):
+    sampler, rng = TaskSampler.from_snapshot(np.array(values)), np.random.default_rng(seed)
+    drawn = []
+    for _ in range(n):
+        drawn.append(sampler.sample(1, rng, recent=drawn)[0].item)
+    apart = sum(v > 0 for v in values) // 2 + 1
+    for start in range(n):
+        part = drawn[start : start + apart]
+        assert len(set(part)) == len(part)
+
+
+def test_recent_items_do_not_count_where_they_are_few():
+    sampler = TaskSampler.from_snapshot(np.array([1e6, 1.0, 1.0, 1.0, 1.0, 0.0]))
+    draws = [sampler.sample(1, np.random.default_rng(seed), recent=[0, 5])[0].item for seed in range(50)]
+    assert set(draws) == {1, 2, 3, 4}
+    everything = sampler.sample(5, np.random.default_rng(0), recent=[0])
+    assert sorted(one.item for one in everything) == [0, 1, 2, 3, 4]
+    assert everything[-1].item == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0, 4.0], [1e6, 1.0, 2.0, 3.0]])
 def test_pairs_follow_successive_sampling_with_and_without_the_fallback(values):

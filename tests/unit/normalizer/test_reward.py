@@ -135,7 +135,7 @@ def test_an_excluded_sample_has_no_weight_in_whitening():
         return rule.reward(ReadyGroup(score.group, n, {KEY: scores}, snapshot, 1), score)
 
     first, second = rewarded(1, [0.0, 1.0, 8.0], [2, 3, 50], [2]), rewarded(2, [0.0, 1.0], [4, 5])
-    assert (first.lengths, first.mean) == ([2, 3, 0], 3.0)
+    assert (first.lengths, first.mean, first.tokens) == ([2, 3, 0], 3.0, 55)
     refs = [
         GroupRef(group=one.group, seq=one.seq, env="e", sequences=1, tokens=1, policy_step=0, advantages=one.advantages)
         for one in (first, second)
