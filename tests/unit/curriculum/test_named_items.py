@@ -58,7 +58,7 @@ def test_a_half_solved_item_outweighs_a_solved_one_and_the_unknown_have_the_star
     assert by_name(one)["nobody could judge"] == pytest.approx(by_name(one)[None], rel=0.01)
 
 
-@pytest.mark.parametrize("strategy", ["irt", "pools", "uniform"])
+@pytest.mark.parametrize("strategy", ["irt", "gain_per_token", "pools", "uniform"])
 def test_a_pool_that_grew_weighs_its_items_as_one_that_was_large_from_the_start(strategy):
     rng = random.Random(0)
     rewards = [reward(n, f"item {rng.randrange(200)}", rng.randint(0, 4) / 4) for n in range(900)]

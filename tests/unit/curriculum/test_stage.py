@@ -4,10 +4,12 @@ import random
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.errors import InfrastructureError, LedgerError, StreamFullError
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, GroupReward, RewardEvent
@@ -35,6 +37,7 @@ def a_reward(n, **changes):
         "group": f"{n:032x}", "seq": n + 1, "item": item_at(changes.get("index", index)), "policy_step": 0,
         "verdict": "trainable", "scores": [0.0] * 4, "rewards": [0.0] * 4, "advantages": [0.0] * 4, "snapshot": "s",
         "mean": 0.0, "std": 0.0, "range": 0.0, "n_valid": 4, "success": success, "index": index,
+        "tokens": rng.randint(4, 4000),
     }  # fmt: skip
     return GroupReward(**fields | changes)
 
@@ -90,8 +93,15 @@ def two_rewards(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-async def test_restarts_at_any_moment_give_the_same_weights_bit_for_bit(lab, seed):
+@pytest.mark.parametrize(
+    ("seed", "strategy"), [(0, "irt"), (1, "irt"), (2, "irt"), *((n, "gain_per_token") for n in (3, 4))]
+)
+async def test_restarts_at_any_moment_give_the_same_weights_bit_for_bit(lab, seed, strategy):
+    config = msgspec.structs.replace(CONFIG, curriculum=CurriculumConfig(strategy=strategy))
+
+    def curriculum(service):
+        return run_curriculum(service, config)
+
     await form_batches(lab, 40)
     for n in range(150):
         await publish(lab, two_rewards(n), f"{n}")

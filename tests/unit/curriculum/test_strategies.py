@@ -577,7 +577,8 @@ def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_told"), [*((name, True) for name in ALL), *((name, False) for name in ("irt", "sec", "pools"))]
+    ("name", "is_told"),
+    [*((name, True) for name in ALL), *((name, False) for name in ("irt", "gain_per_token", "sec", "pools"))],
 )
 def test_what_is_known_of_an_item_goes_with_it_into_another_pool(name, is_told):
     """`is_told`: whether the pool knows its difficulties; else they are predicted from features."""
