@@ -2,8 +2,8 @@
 
     python outside_agent.py http://HOST:PORT TOKEN_FILE NOTES
 
-It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. What it got is a line of
-the file NOTES for each session, written before the report: key and answers.
+It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. In the file NOTES it
+writes a line for each session before the report, with key and answers, and one once the report was taken.
 """
 
 import json
@@ -56,7 +56,8 @@ def work(address: str, token: str, notes: Path) -> None:
         messages += [answer.choices[0].message, {"role": "user", "content": f"And {turn}?"}]
         time.sleep(PAUSE_S)
     write(notes, {"key": started["key"], "answers": answers})
-    post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2})
+    if post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2}) is not None:
+        write(notes, {"key": started["key"], "reported": True})
 
 
 def write(notes: Path, found: dict[str, Any]) -> None:
