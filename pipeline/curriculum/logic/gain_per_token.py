@@ -1,10 +1,10 @@
 """Draws the items whose next group is expected to teach most for the tokens that it costs.
 
-An item is worth g r^m / c. g = q(1-q) / s is the success variance that `irt` expects of it (see there), times the
-probability that it is sound: a group moves a policy by about that much, and one in which all answers fare alike by
-nothing, so what is drawn again for want of variance is in the price. m counts the groups of the item that had variance,
-and r, `repeat_worth`, is what each teaches beside the one before. c is what an answer costs. The weight is the worth to
-the power `SHARPNESS`, so that one draw in ten goes below half of the best.
+An item is worth g r^m / c. g = q(1-q) / s is the success variance that `irt` expects of it (see there): a group moves
+a policy by about that much, and one in which all answers fare alike by nothing, so what is drawn again for want of
+variance is in the price. m counts the groups of the item so far, and r, `repeat_worth`, is what each teaches as a
+share of the one before. c is what an answer costs. The weight is the worth to the power `SHARPNESS`, times the
+probability that the item is sound.
 
 An item that was not met yet is worth what such items gave lately: g is multiplied by the success variance of first
 meetings over what was expected of them, and c is predicted from the difficulty that was expected before, by a linear
@@ -47,7 +47,7 @@ _FIT_RIDGE = 10.0
 
 
 class GainPerToken(OnlineIRT):
-    """State: that of `OnlineIRT`; per item how many of its groups had variance int64 [N], and the logarithm of what an
+    """State: that of `OnlineIRT`; per item how many groups it had int64 [N], and the logarithm of what an
     answer costs over the level float64 [N]; the level and how many results it rests on float64 [2]; of first meetings
     the success variance that was expected and that was found float64 [2], and the sums 1, x, y, x x, x y, y y float64
     [6] of expected difficulties x and prices y. 96 bytes an item.
