@@ -149,7 +149,8 @@ def _print_step(found: "StepPlan") -> None:
 def _print_load(found: "LoadPlan") -> None:
     print(f"{found.groups_per_s:g} groups/s, {human_number(found.tokens_per_s)} tokens/s")
     print()
-    kept = f"kept for {human_seconds(found.retention_s)}"
+    hours = found.retention_s / 3600
+    kept = f"kept for {human_seconds(found.retention_s) if hours < 1 else f'{hours:,.3g} h'}"
     print_table(
         ("stream", "a group", "a second", kept, "room"),
         [
@@ -174,7 +175,7 @@ def _print_load(found: "LoadPlan") -> None:
             for one in (*found.processes, *found.leaders)
         ],
     )  # fmt: skip
-    print(f"in all {found.cpu_s_per_s:.2f} cores (a leader is part of nats-server), {found.nodes} nodes")
+    print(f"in all {found.cpu_s_per_s:.2f} cores (a leader is part of nats-server), nodes: {found.nodes}")
     print()
     print(found.text)
     for line in found.cures:

@@ -94,7 +94,8 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
 class MessageSize(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of message: the bytes that it takes in a stream, and how many of them a group causes.
 
-    `header` are the bytes without the payload, which is all that some readers are sent.
+    `header` are the bytes without the payload, which is all that some readers are sent. `lasts`: it stays for the
+    retention; else the next of its kind replaces it.
     """
 
     kind: str
@@ -102,6 +103,7 @@ class MessageSize(msgspec.Struct, frozen=True, kw_only=True):
     size: float
     header: int
     per_group: float
+    lasts: bool = True
 
 
 def measure_messages(
@@ -305,7 +307,12 @@ def _snapshot(kind: str, state: bytes, commits: MessageSize) -> MessageSize:
     size = _stored(f"rl.state.{_RUN}.{kind}.live.{_ENV}", _COMMIT_HEADERS, len(state))
     every = min(MAX_COMMITS_SINCE_SNAPSHOT, max(SNAPSHOT_EVERY, math.ceil(len(state) / 4 / commits.size)))
     return MessageSize(
-        kind=f"state of {kind}", stream=subjects.LEDGER, size=size, header=0, per_group=commits.per_group / every
+        kind=f"state of {kind}",
+        stream=subjects.LEDGER,
+        size=size,
+        header=0,
+        per_group=commits.per_group / every,
+        lasts=False,
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
 MAX_UTILISATION = 0.7
 """Share of a core that a process, and of its cores that a node, is planned to be busy: above it queues grow fast."""
 ENVIRONMENT, FEED, SERVER = "environment", "trainer's feed", "nats-server"
+LEADER = "leader of "
 SEVERAL = (ENVIRONMENT, "scorer", "teacher")
 """Processes that may run several times."""
 _RECORDED_AS = {ENVIRONMENT: "producer", FEED: "consumer"}
@@ -103,7 +104,8 @@ class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` processes: processor time of all of them, seconds a second, and how busy each is.
+    """`count` processes: processor time of all of them, seconds a second, and how busy each is, as a share of a core; a
+    nats-server of its node's cores.
 
     `full_at`: groups a second at which it is full; None: more of them can be started.
     """
@@ -161,7 +163,7 @@ def plan_load(load: Load, messages: Sequence[MessageSize], costs: CostTable) -> 
         groups_per_s=rate, tokens_per_s=rate * shape.samples * shape.tokens, streams=streams, retention_s=retention_s,
         disk_in_all=kept, disk_per_node=kept / nodes, network=network, processes=processes, leaders=leaders,
         cpu_s_per_s=cpu, nodes=nodes, bottleneck=bottleneck.name, full_at=full_at, fits=fits, text=text,
-        cures=[] if fits else _cures(load, bottleneck.name, full_at),
+        cures=[] if rate <= MAX_UTILISATION * full_at else _cures(load, bottleneck.name, full_at),
         settings=_settings(load, streams, processes), notes=_notes(load, costs),
     )  # fmt: skip
 
@@ -201,7 +203,7 @@ def leader_costs(load: Load, messages: Sequence[MessageSize], costs: CostTable) 
             lone_ms=server.lone_ms * by_count, idle_ms=server.idle_ms * by_count,
             megabyte_ms=server.megabyte_ms * by_size,
         )  # fmt: skip
-        found[f"leader of {stream}"] = _here(load, part, _passed_megabytes(messages))
+        found[LEADER + stream] = _here(load, part, _passed_megabytes(messages))
     return found
 
 
@@ -244,20 +246,23 @@ def _placed(
 
 def _planned(name: str, cost: ProcessCost, load: Load, node_full_at: float, nodes: int) -> ProcessPlan:
     rate, group_ms = load.groups_per_s, cost.group_ms
-    copies = load.replicas if name.startswith(("leader", SERVER)) else 1
-    if name == SERVER:  # each further copy is stored by a server of its own, as the first one is
-        group_ms *= (_PASSES + copies - 1) / _PASSES
-    count = nodes if name == SERVER else 1
-    if name in SEVERAL:
-        count = max(1, math.ceil(rate * (group_ms + cost.idle_ms / rate) / (1e3 * MAX_UTILISATION)))
-    full_at = max(0.0, 1e3 - cost.idle_ms) / group_ms
-    lone = lone_share(rate, min(count * full_at, node_full_at), cost.gather_s)
-    per_group_ms = group_ms + cost.lone_ms * lone
-    busy = rate * per_group_ms / 1e3 + count * cost.idle_ms / 1e3
+    further = load.replicas - 1
+    if name == SERVER:  # a further copy is sent by one server, and stored by another
+        group_ms *= (_PASSES + 2 * further) / _PASSES
+    elif name.startswith(LEADER):
+        group_ms *= (_PASSES + further) / _PASSES
+    count, full_at = nodes if name == SERVER else 1, max(0.0, 1e3 - cost.idle_ms) / group_ms
+    while True:
+        lone = lone_share(rate, min(count * full_at, node_full_at), cost.gather_s)
+        per_group_ms = group_ms + cost.lone_ms * lone
+        busy = rate * per_group_ms / 1e3 + count * cost.idle_ms / 1e3
+        if name not in SEVERAL or busy <= MAX_UTILISATION * count:
+            break
+        count += max(1, math.ceil(busy / MAX_UTILISATION) - count)
     one_by_design = name not in {*SEVERAL, SERVER}
     return ProcessPlan(
-        name=name, count=count, cpu_ms_per_group=per_group_ms, cpu_s_per_s=busy, utilisation=busy / count,
-        full_at=full_at if one_by_design else None,
+        name=name, count=count, cpu_ms_per_group=per_group_ms, cpu_s_per_s=busy,
+        utilisation=busy / count / (load.cores if name == SERVER else 1), full_at=full_at if one_by_design else None,
     )  # fmt: skip
 
 
@@ -276,15 +281,18 @@ def _network(load: Load, messages: Sequence[MessageSize]) -> NetworkPlan:
 
 def _streams(load: Load, messages: Sequence[MessageSize]) -> tuple[float, list[StreamPlan]]:
     by_group = dict.fromkeys((ROLLOUTS, EVENTS, LEDGER), 0.0)
+    lasting = dict(by_group)
     for message in messages:
-        by_group[message.stream] = by_group.get(message.stream, 0.0) + message.size * message.per_group
+        size = message.size * message.per_group
+        by_group[message.stream] = by_group.get(message.stream, 0.0) + size
+        lasting[message.stream] = lasting.get(message.stream, 0.0) + size * message.lasts
     rate = load.groups_per_s
     retention_s = load.retention_s
     if retention_s is None:
         retention_s = load.kept_share * load.budgets[ROLLOUTS] / (by_group[ROLLOUTS] * rate)
     return retention_s, [
         StreamPlan(
-            name=name, bytes_per_group=size, bytes_per_s=size * rate, kept=size * rate * retention_s,
+            name=name, bytes_per_group=size, bytes_per_s=size * rate, kept=lasting[name] * rate * retention_s,
             room=load.kept_share * load.budgets[name],
         )
         for name, size in by_group.items()
@@ -296,13 +304,14 @@ def _cures(load: Load, bottleneck: str, full_at: float) -> list[str]:
     runs = math.ceil(load.groups_per_s / (MAX_UTILISATION * full_at))
     found = [
         f"spread the environments over {runs} runs: each has a {bottleneck} and streams of its own, and a trainer",
-        f"larger groups, of {2 * load.shape.samples} samples: half as many carry the same samples",
     ]
-    if bottleneck in {f"leader of {EVENTS}", "normalizer", "health"} and load.shape.raters > 1:
+    if bottleneck not in {FEED, LEADER + ROLLOUTS, LEADER + TEACHER}:  # whose work is bytes for the most part
+        found.append(f"larger groups, of {2 * load.shape.samples} samples: half as many carry the same samples")
+    if bottleneck in {LEADER + EVENTS, "normalizer", "health"} and load.shape.raters > 1:
         found.append("fewer raters: each adds a rating for every sample to what is stored and read of a group")
     if bottleneck == FEED:
         found.append("training.ranks: each rank fetches its own share of a batch")
-    if bottleneck == f"leader of {TEACHER}":
+    if bottleneck == LEADER + TEACHER:
         found.append("a smaller teacher.top_k")
     return found
 
@@ -330,7 +339,10 @@ def _notes(load: Load, costs: CostTable) -> list[str]:
         "a stream's leader is taken to do all work for its stream in one thread, which a server does not for reading",
     ]
     if load.replicas > 1:
-        notes.append("a copy on another server is taken to cost it a third of what the first costs; not measured")
+        notes.append(
+            "a further copy is taken to cost a third of what the first one does where it is sent, and another third "
+            "where it is stored; not measured"
+        )
     if shape.teacher_top_k is not None:
         notes.append("the teacher's processor time is put together from scorer and environment; not measured")
     return notes

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("schemas", "pipeline", "services")
-SHIPPED = {".py", ".toml", ".typed", ".html", ".css", ".js", ".svg"}
+SHIPPED = {".py", ".toml", ".json", ".typed", ".html", ".css", ".js", ".svg"}
 
 
 def run(*command: str | Path, cwd: Path) -> str:

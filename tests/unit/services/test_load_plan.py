@@ -1,6 +1,7 @@
 """`lachesis plan --groups-per-s`: what a load takes, what is full first, and what helps."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,9 +13,10 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 from lachesis.services.cli.commands import app
+from lachesis.services.output import human_bytes
 from lachesis.services.run.load_costs import CostTable, Observation, ProcessCost, fit_costs, lone_share, read_costs
 from lachesis.services.run.load_messages import GroupShape, MessageSize, make_group, measure_messages
-from lachesis.services.run.load_plan import FEED, Load, leader_costs, plan_load, process_costs
+from lachesis.services.run.load_plan import FEED, Load, LoadPlan, leader_costs, plan_load, process_costs
 from lachesis.services.run.load_settings import parse_retention, parse_shape, plan_configured_load
 
 SHAPE = GroupShape(samples=4, tokens=64, raters=2, batch_groups=4)
@@ -65,6 +67,8 @@ def test_the_single_process_with_the_least_capacity_is_the_bottleneck_and_scorer
 def test_a_load_beyond_the_bottleneck_does_not_fit_and_what_helps_would():
     plan = plan_load(load(1_000.0), MESSAGES, table(batcher=cost(group=2.0)))
     assert not plan.fits
+    assert plan_load(load(400.0), MESSAGES, table(batcher=cost(group=2.0))).fits  # and yet too busy to be at ease
+    assert plan_load(load(400.0), MESSAGES, table(batcher=cost(group=2.0))).cures
     assert "batcher is the bottleneck and one by design, at 500 groups/s; 1,000 are wanted" in plan.text
     assert plan.cures[0].startswith("spread the environments over 3 runs")
     assert plan_load(load(1_000.0 / 3), MESSAGES, table(batcher=cost(group=2.0))).fits
@@ -96,16 +100,38 @@ def test_bytes_by_stream_and_reader():
     assert f"streams.rollouts_bytes = {-(-2_000_000_000 // (1 << 20)) << 20}" in plan.settings
 
 
+def test_a_state_that_the_next_one_replaces_is_sent_and_not_kept():
+    state = MessageSize(kind="state of reward", stream=LEDGER, size=5_000, header=0, per_group=1, lasts=False)
+    plan = plan_load(load(10.0, retention_s=100.0), [*MESSAGES, state], table())
+    ledger = next(one for one in plan.streams if one.name == LEDGER)
+    assert (ledger.bytes_per_group, ledger.kept) == (7_000, 2_000 * 10 * 100)
+
+
 def test_without_a_retention_it_is_what_trimming_leaves_of_rollouts():
     plan = plan_load(load(10.0, kept_share=0.5), MESSAGES, table())
     assert plan.retention_s == pytest.approx(0.5 * (1 << 30) / 10_000_000)
     assert all(stream.fits for stream in plan.streams)
 
 
+def test_there_are_scorers_enough_for_lone_messages_too():
+    costs = table(scorer=cost(group=1.0, lone=2.0, idle=5.0))
+    scorer = next(one for one in plan_load(load(2_000.0), MESSAGES, costs).processes if one.name == "scorer")
+    assert scorer.count > 3  # what a saturated one carries, without lone messages
+    assert scorer.utilisation <= 0.7
+
+
 def test_nodes_are_enough_for_the_work_and_for_the_copies():
     costs = table(scorer=cost(group=100.0))
     assert plan_load(load(10.0, cores=1), MESSAGES, costs).nodes == 2
     assert plan_load(load(1.0, replicas=3), MESSAGES, costs).nodes == 3
+
+
+def test_copies_cost_the_leader_that_sends_them_and_the_servers_that_store_them():
+    costs = table(nats_server=cost(group=3.0))
+    alone, copied = (plan_load(load(1.0, replicas=replicas), MESSAGES, costs) for replicas in (1, 3))
+    assert copied.leaders[0].full_at == pytest.approx(alone.leaders[0].full_at * 3 / 5)
+    server = [one.cpu_ms_per_group for plan in (alone, copied) for one in plan.processes if one.name == "nats-server"]
+    assert server == pytest.approx([3.0, 7.0])
 
 
 def test_a_slower_machine_is_full_earlier():
@@ -200,3 +226,22 @@ def test_the_command_says_what_is_full_first_and_exits_by_it(monkeypatch, tmp_pa
     assert found["cures"]
     assert CliRunner().invoke(app, ["plan", "--tokens", "4x64"]).exit_code == 2
     assert CliRunner().invoke(app, [*given, "--groups-per-s", "5", "--device", "cpu"]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_what_deploy_recommends_is_what_the_command_says():
+    page = (Path(__file__).parents[3] / "deploy" / "README.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "`--groups-per-s" in line]
+    assert len(rows) == 3
+    common = ["plan", "--raters", "3", "--retention", "24h", "--machine-factor", "1", "--json"]
+    for load_of, nodes, disk, network, processes, first in rows:
+        result = CliRunner().invoke(app, [*common, *load_of.split("`")[1].split()])
+        assert result.exit_code == 0, result.output
+        plan = msgspec.json.decode(result.output, type=LoadPlan)
+        count = {one.name: one.count for one in plan.processes}
+        assert nodes.startswith(f"{plan.nodes} of ")
+        assert nodes.endswith(f"{plan.cpu_s_per_s:.1f} busy")
+        assert disk == human_bytes(int(plan.disk_per_node))
+        assert network == f"{human_bytes(int(plan.network.total))}/s"
+        assert processes == f"{count['environment']} / {count['scorer']}"
+        assert first == f"{plan.bottleneck}, {plan.full_at:.0f}"
