@@ -25,7 +25,7 @@ from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.schemas import keys, subjects
-from lachesis.schemas.calls import CALL_HEADER, CallKey, SessionCall
+from lachesis.schemas.calls import CALL_HEADER, CallKey, GroupStart, SessionCall
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import EpochRecord, PolicyRecord
 from lachesis.schemas.errors import ConfigError
@@ -298,12 +298,15 @@ async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_o
     (at, after), first_goes_on, second_goes_on = stop, anyio.Event(), anyio.Event()
 
     lives = Counter()
+    begun = {}  # by item the groups of it, also those that are under way at the end
 
     async def count_lives():
         async with lab.bus.read(subjects.CALLS, [subjects.call("r", "agent")]) as messages:
             async for message in messages:
                 key = CallKey.unpack(message.headers[CALL_HEADER])
-                lives[key.group] += key.kind == "start"
+                if key.kind == "start":
+                    lives[key.group] += 1
+                    begun.setdefault(decode(GroupStart, message.data).item, set()).add(key.group)
 
     async def is_under_way():
         return any(key.kind == "start" for key, _ in await records(lab))
@@ -339,7 +342,7 @@ async def test_a_process_that_was_only_stopped_doubles_nothing_of_what_another_o
     assert set(agent.ran.values()) == {1}, "no tool ran twice"
     for one in stored:
         opening = f"<user>{one.messages[0][0].content}<end>"
-        if sum(other.item == one.item for other in stored) == 1:
+        if begun[one.item] == {one.id}:
             sampled = sum(count for prompt, count in inference.said.items() if prompt.startswith(opening))
             assert sampled <= 2 * TURNS + 2 * (lives[one.id] - 1), "what was under way when a life ended"
 

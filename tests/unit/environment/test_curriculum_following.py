@@ -39,7 +39,15 @@ async def test_a_snapshot_that_cannot_be_drawn_by_is_passed_over(lab):
     async def follow(service):
         settings = EnvironmentConfig(kind="k")
         producer = service.producer = _Producer(
-            service, "sums", Pool([0, 1]), settings, InferenceDirectory(1.0), held_out=np.empty(0, np.int64), seed=0
+            service,
+            "sums",
+            Pool([0, 1]),
+            settings,
+            InferenceDirectory(1.0),
+            producer="p",
+            holder="p",
+            held_out=np.empty(0, np.int64),
+            seed=0,
         )
         async with service.until_drained():
             await producer.follow_curriculum()

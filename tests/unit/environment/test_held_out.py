@@ -68,7 +68,15 @@ async def test_a_held_out_task_is_never_drawn_whatever_the_curriculum_says(lab, 
     async def follow(service):
         settings = CONFIG.environments["sums"]
         producer = service.producer = _Producer(
-            service, "sums", Pool(), settings, InferenceDirectory(1.0), held_out=HELD_OUT, seed=0
+            service,
+            "sums",
+            Pool(),
+            settings,
+            InferenceDirectory(1.0),
+            producer="p",
+            holder="p",
+            held_out=HELD_OUT,
+            seed=0,
         )
         async with service.until_drained():
             await producer.follow_curriculum()
