@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio.to_thread
 
+from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.pipeline.extension import load_place
 from lachesis.pipeline.inference.client import Capabilities, InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory
@@ -76,8 +77,9 @@ async def hold_tokenizer(
 
 
 def _load(source: TokenizerSource) -> tuple[Any, str]:
-    tokenizer = load_place(_LOAD)(source.name, source.chat_template)
-    return tokenizer, load_place(_HASH)(tokenizer)
+    with uncollected_imports():  # each collection would look through transformers, and hold all calls for 0.2 s
+        tokenizer = load_place(_LOAD)(source.name, source.chat_template)
+        return tokenizer, load_place(_HASH)(tokenizer)
 
 
 async def _agrees(client: InferenceClient, texts: TextTokenizer) -> bool:
