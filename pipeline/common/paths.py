@@ -157,9 +157,10 @@ def _with_param_paths(
     hint: type[msgspec.Struct], tree: dict[str, Any], base_of: Callable[[str], Path], path: str
 ) -> dict[str, Any]:
     kinds: Mapping[Any, Mapping[str, str]] = getattr(hint, "PARAM_PATHS", {})
-    given, markers = tree.get("params"), kinds.get(tree.get("kind"), {})
-    if not isinstance(given, dict):
-        return tree
+    given, kind = tree.get("params"), tree.get("kind")
+    if not isinstance(given, dict) or not isinstance(kind, str):
+        return tree  # not checked yet
+    markers = kinds.get(kind, {})
     paths: dict[str, Any] = {}
     for name, marker in markers.items():
         value, base = given.get(name), base_of(f"{path}.params.{name}".strip("."))

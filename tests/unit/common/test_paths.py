@@ -120,3 +120,9 @@ def test_a_home_that_there_is_not_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a number without an entry in /etc/passwd
     with pytest.raises(ConfigError, match=r"~/runs: this user \(uid \d+\) has no home folder: set HOME"):
         load(run_config_type(), sets=["folder=~/runs"])
+
+
+@pytest.mark.parametrize("kind", [[], {}, 1, None])
+def test_a_kind_that_is_no_text_is_left_for_the_check_of_types_to_refuse(kind: object, tmp_path: Path) -> None:
+    tree = {"environments": {"s": {"kind": kind, "params": {"path": "a.jsonl"}}}}
+    assert resolve_paths(run_config_type(), tree, lambda _: tmp_path) == tree
