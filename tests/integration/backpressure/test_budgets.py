@@ -4,6 +4,7 @@ of any size is stored whole within what was reserved for it, or refused.
 
 import random
 from dataclasses import replace
+from itertools import cycle
 
 import anyio
 import msgspec
@@ -128,7 +129,8 @@ async def test_a_group_larger_than_a_message_is_stored_whole_trained_and_bounded
 
 async def test_a_group_larger_than_its_lease_is_refused_and_stands_in_nobodys_way(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(words=2, liar=2))
-    world.extra["liar"] = lambda: noise(100_000 if NOISE.random() < 0.8 else 10)
+    sizes = cycle([100_000] * 4 + [10])  # never as many in a row as end an environment
+    world.extra["liar"] = lambda: noise(next(sizes))
     async with world.running():
         liar = world.services["environment-liar"].vitals
         await world.until(lambda: "raise longest_tokens of environment liar" in str(liar.status_text))

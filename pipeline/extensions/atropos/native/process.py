@@ -51,6 +51,8 @@ _ANSWERED_S = 1.0
 """Seconds for reading an answer that has come in time."""
 _LAST_WORDS_S = 2.0
 """Seconds for which the output of a process that is being replaced is still read."""
+_PAUSE_S = 0.2
+"""A pause in that output after which no more of it comes."""
 _MAX_LINE_BYTES = 8192
 _LINES_QUOTED = 12
 _MAX_LIVES = 5
@@ -75,6 +77,7 @@ class AtroposProcess:
         self._up = anyio.Event()
         self._heard = anyio.Event()
         self._dumped = anyio.Event()
+        self._printed = anyio.Event()
         self._process: anyio.abc.Process | None = None
         self._sending = anyio.Lock()
         self._lines: deque[str] = deque(maxlen=_LINES_QUOTED)
@@ -255,7 +258,17 @@ class AtroposProcess:
             process.send_signal(signal.SIGUSR1)
         with anyio.move_on_after(_LAST_WORDS_S):
             await self._dumped.wait()
+            await self._until_quiet()
         _kill(process)
+
+    async def _until_quiet(self) -> None:
+        """Wait until the process writes no more lines: the stacks of its threads come one after the other."""
+        paused = False
+        while not paused:
+            self._printed = anyio.Event()
+            with anyio.move_on_after(_PAUSE_S) as pause:
+                await self._printed.wait()
+            paused = pause.cancelled_caught
 
     async def _read_log(self, process: anyio.abc.Process, drained: anyio.Event) -> None:
         assert process.stderr is not None  # noqa: S101 - it is a pipe
@@ -275,6 +288,7 @@ class AtroposProcess:
         text = printable_lines(line[:_MAX_LINE_BYTES].decode(errors="replace"))
         self._lines.append(text)
         log.info("%s: %s", self.name, text)
+        self._printed.set()
         if text.startswith(("Current thread", "Thread ")):
             self._dumped.set()
 
