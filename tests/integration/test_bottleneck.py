@@ -74,7 +74,7 @@ async def test_top_names_the_stage_that_was_slowed(run: Run) -> None:
         delay_s = rng.uniform(1.4, 2.2)
         (run.folder / "slowed").write_text(f"{stage} {delay_s}")
         service = STAGES[stage]
-        slowed.add(service)
+        slowed.add(stage)
         began = time.monotonic()
         seen = [text := top(run)]
         while marked(text) != service and time.monotonic() < began + NAMED_WITHIN_S:
