@@ -111,7 +111,7 @@ def rollouts(
         fits = "is stored" if wanted == GroupFilter() and before is None else "that is stored fits"
         named = [*wanted.ratings, *([order.by] if order is not None else [])]
         of = f" and has a rating {' or '.join(map(repr, named))}" if named else ""
-        other = "; what failed is none: `lachesis status` says why it did" if fits == "is stored" else ""
+        other = "; if some failed, `lachesis status` says why" if fits == "is stored" else ""
         print(f"no group {fits}{of}{other}", file=sys.stderr)
 
 

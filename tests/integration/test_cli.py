@@ -496,7 +496,7 @@ async def test_a_run_without_rollouts_has_none_to_list(run: Run) -> None:
     await run.lachesis("init")
     listed = await run.lachesis("rollouts")
     assert (listed.returncode, listed.stdout) == (0, b"")
-    assert listed.stderr == b"no group is stored\n"
+    assert listed.stderr == b"no group is stored; if some failed, `lachesis status` says why\n"
     assert (await run.lachesis("rollouts", "--step", "3")).stderr == b"no group that is stored fits\n"
     missing = await run.lachesis("rollouts", "0" * 32)
     assert missing.returncode == 2

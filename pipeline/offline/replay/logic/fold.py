@@ -141,8 +141,9 @@ def extended_digest(digest: str, seq: int, group: str, score: GroupScore | None,
 
     Stamps do not count, nor does what the rollout itself says.
     """
-    plain = msgspec.structs.replace(score, stamps=[], excluded=[]) if score is not None else None
-    content = msgspec.msgpack.encode((digest, seq, group, plain, reward), order="deterministic")
+    scored = msgspec.structs.replace(score, stamps=[], excluded=[]) if score is not None else None
+    rewarded = msgspec.structs.replace(reward, tokens=None) if reward is not None else None
+    content = msgspec.msgpack.encode((digest, seq, group, scored, rewarded), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
