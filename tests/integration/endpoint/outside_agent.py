@@ -2,8 +2,8 @@
 
     python outside_agent.py http://HOST:PORT TOKEN_FILE NOTES
 
-It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. In the file NOTES it
-writes a line for each session before the report, with key and answers, and one once the report was taken.
+It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. What it got is a line of
+the file NOTES for each session: key, answers, and whether its report was taken.
 """
 
 import json
@@ -18,7 +18,7 @@ from openai import APIStatusError, OpenAI
 
 TURNS = 5
 PAUSE_S = 0.3
-TIMEOUT_S = 4.0
+TIMEOUT_S = 10.0
 """Beyond any answer here: an endpoint that takes longer hangs."""
 
 
@@ -38,11 +38,11 @@ def post(url: str, token: str, body: object = None) -> Any:
         time.sleep(PAUSE_S)
 
 
-def work(address: str, token: str, notes: Path) -> None:
-    """Work on one sample, and write down what it got."""
+def work(address: str, token: str) -> dict[str, Any] | None:
+    """Work on one sample; return what it got."""
     started = post(f"{address}/sessions", token)
     if started is None:
-        return
+        return None
     client = OpenAI(base_url=started["openai_base_url"], api_key=started["key"], max_retries=100, timeout=TIMEOUT_S)
     messages = list(started["task"]["messages"])
     answers = []
@@ -50,19 +50,12 @@ def work(address: str, token: str, notes: Path) -> None:
         try:
             answer = client.chat.completions.create(model="policy", messages=messages)
         except APIStatusError as error:
-            write(notes, {"key": started["key"], "answers": answers, "ended": str(error)})
-            return
+            return {"key": started["key"], "answers": answers, "ended": str(error)}
         answers.append(answer.choices[0].message.content)
         messages += [answer.choices[0].message, {"role": "user", "content": f"And {turn}?"}]
         time.sleep(PAUSE_S)
-    write(notes, {"key": started["key"], "answers": answers})
-    if post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2}) is not None:
-        write(notes, {"key": started["key"], "reported": True})
-
-
-def write(notes: Path, found: dict[str, Any]) -> None:
-    with notes.open("a") as sink:
-        sink.write(json.dumps(found) + "\n")
+    told = post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2})
+    return {"key": started["key"], "answers": answers, "reported": told is not None}
 
 
 if __name__ == "__main__":
@@ -70,4 +63,7 @@ if __name__ == "__main__":
     while not token_file.exists():
         time.sleep(PAUSE_S)
     while True:
-        work(to, token_file.read_text().strip(), notes)
+        found = work(to, token_file.read_text().strip())
+        if found is not None:
+            with notes.open("a") as sink:
+                sink.write(json.dumps(found) + "\n")
