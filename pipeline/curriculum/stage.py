@@ -41,12 +41,12 @@ from lachesis.schemas.control import CurriculumSnapshot, HeldOutRecord
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import LedgerEntry
 
-__all__ = ["CurriculumWriter", "items_of", "load_items", "run_curriculum"]
+__all__ = ["GATHER_S", "CurriculumWriter", "items_of", "load_items", "run_curriculum"]
 
 log = logging.getLogger("lachesis")
 
 _PUBLISH_S = 0.5
-_GATHER_S = 0.25
+GATHER_S = 0.25
 """How long rewards may wait for others, seconds: weights are published no more often."""
 _MAX_FEEDBACK_PER_COMMIT = 8192
 """Approximate amount of feedback in one commit, so that it fits into a message."""
@@ -168,7 +168,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
     def sources(self) -> list[InputSource]:
         """Return the environment's rewards."""
         rewards = subjects.event("reward", self.service.run, self.service.revision, self.env)
-        return [InputSource(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS], gather_s=_GATHER_S)]
+        return [InputSource(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS], gather_s=GATHER_S)]
 
     def tasks(self) -> list[BackgroundTask]:
         """Return what publishes the weights."""

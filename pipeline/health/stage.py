@@ -38,14 +38,14 @@ from lachesis.schemas.errors import DataError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.values import unpack
 
-__all__ = ["AlertWriter", "run_health"]
+__all__ = ["GATHER_S", "AlertWriter", "run_health"]
 
 log = logging.getLogger("lachesis")
 
 _LOOK = "`lachesis health` names groups to look at"
 _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
-_GATHER_S = 1.0
+GATHER_S = 1.0
 """How long what is to be judged may wait for more, seconds."""
 _PROBLEMS = 64
 """Problems of the ledger that are remembered."""
@@ -153,9 +153,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
         trainer = [subjects.ledger(run, self._trainer), subjects.state(run, "trainer", subjects.LIVE, self._trainer)]
         return [
             InputSource(
-                subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS], gather_s=_GATHER_S
+                subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS], gather_s=GATHER_S
             ),
-            InputSource(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER], gather_s=_GATHER_S),
+            InputSource(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER], gather_s=GATHER_S),
         ]
 
     def tasks(self) -> list[BackgroundTask]:

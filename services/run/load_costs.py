@@ -15,6 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.curriculum import stage as curriculum
+from lachesis.pipeline.health import stage as health
+
 __all__ = ["TABLE", "CostTable", "Observation", "ProcessCost", "fit_costs", "lone_share", "read_costs"]
 
 TABLE = Path(__file__).with_name("load_costs.json")
@@ -29,8 +32,8 @@ _TERMS = {
     "health": ("group_ms", "lone_ms"),
 }
 """Terms that a process can have: one that reads no payload pays for no bytes, one that sees no batch for none."""
-_GATHER_S = {"curriculum": 0.25, "health": 0.25}
-"""Seconds for which a process lets messages gather, as `_GATHER_S` of its stage says."""
+_GATHER_S = {"curriculum": curriculum.GATHER_S, "health": health.GATHER_S}
+"""Seconds for which a process lets messages gather."""
 
 
 class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):

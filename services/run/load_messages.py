@@ -7,7 +7,7 @@ the logic of scorer, normalizer, batcher, curriculum and health. What a server a
 import math
 import random
 import zlib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.bus.blobs import CHUNK_BYTES, INLINE_BYTES
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner
+from lachesis.pipeline.curriculum.stage import GATHER_S
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, Chain
 from lachesis.pipeline.normalizer.logic.revision_normalizers import RevisionNormalizers, RewardTerms
@@ -53,8 +54,6 @@ from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSp
 __all__ = ["GroupShape", "MessageSize", "make_group", "measure_messages", "rollout_bytes"]
 
 _ENV, _TRAINER, _RUN = "environment", "main", "run"
-_GATHER_S = 0.25
-"""How long the curriculum lets rewards gather, seconds."""
 _NOW_NS = 1_800_000_000_000_000_000
 _GROUPS = 1024
 """Groups that the stages are fed, so that what they remember has a size; what health remembers grows on slowly."""
@@ -115,7 +114,7 @@ def measure_messages(
     which some messages hold, is that of `history` groups.
     """
     group = make_group(shape)
-    stages = _Stages(shape, config, group, max(1, min(history, round(_GATHER_S * env_groups_per_s))))
+    stages = _Stages(shape, config, group, max(1, min(history, round(GATHER_S * env_groups_per_s))))
     for number in range(history):
         stages.feed(number)
     return [_rollout(group), *stages.sizes(history), *_teacher(shape, group)]
@@ -296,15 +295,16 @@ class _Stages:
                 )  # fmt: skip
                 self._store("alert", event, _COMMIT_HEADERS)
 
-    def _store(self, kind: str, event: Event, headers: dict[str, str]) -> None:
-        subject = f"rl.{kind}.{_RUN}.{subjects.LIVE}.{_ENV}"
+    def _store(self, kind: subjects.Kind | Literal["ledger"], event: Event, headers: dict[str, str]) -> None:
+        path = (_RUN, subjects.LIVE, _ENV)
+        subject = subjects.ledger(_RUN, _TRAINER) if kind == "ledger" else subjects.event(kind, *path)
         sizes = _stored(subject, headers, 0), _stored(subject, headers, len(encode(event)))
         self._sizes.setdefault(kind, []).append(sizes)
 
 
 def _snapshot(kind: str, state: bytes, commits: MessageSize) -> MessageSize:
     """Return the snapshots of a stage's whole state, which follow what its commits weigh."""
-    size = _stored(f"rl.state.{_RUN}.{kind}.live.{_ENV}", _COMMIT_HEADERS, len(state))
+    size = _stored(subjects.state(_RUN, kind, subjects.LIVE, _ENV), _COMMIT_HEADERS, len(state))
     every = min(MAX_COMMITS_SINCE_SNAPSHOT, max(SNAPSHOT_EVERY, math.ceil(len(state) / 4 / commits.size)))
     return MessageSize(
         kind=f"state of {kind}",
