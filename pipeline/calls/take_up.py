@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.calls.open_groups import PROMISE_S
 from lachesis.pipeline.calls.recorded import RecordedGroup, fold_records
-from lachesis.pipeline.common.sleep_clock import awake_or_not_s
+from lachesis.pipeline.common.boottime import SURE_SHARE, boottime_s
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.calls import StoredRecord, TakeUpReply, TakeUpRequest
@@ -19,8 +19,6 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["LeftGroup", "Promise", "take_up"]
 
 _ASK_TIMEOUT_S = 10.0
-_SURE_SHARE = 0.9
-"""Share of the promised time that counts here; clocks run apart a little."""
 
 
 class Promise(NamedTuple):
@@ -34,11 +32,11 @@ class Promise(NamedTuple):
 
     @classmethod
     def from_now(cls) -> "Promise":
-        return cls(time.time_ns(), awake_or_not_s() + _SURE_SHARE * PROMISE_S)
+        return cls(time.time_ns(), boottime_s() + SURE_SHARE * PROMISE_S)
 
     @property
     def is_over(self) -> bool:
-        return awake_or_not_s() >= self.until_s
+        return boottime_s() >= self.until_s
 
 
 class LeftGroup(NamedTuple):

@@ -6,12 +6,22 @@ is the one which its author can change. Where there is none, the innermost one o
 
 import re
 import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["StackLine", "holding_place", "is_idle_loop", "is_own_code", "own_line", "place_of", "stack_of"]
+__all__ = [
+    "StackLine",
+    "holding_place",
+    "is_idle_loop",
+    "is_own_code",
+    "own_line",
+    "place_of",
+    "stack_of",
+    "stack_of_error",
+]
 
 _LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
@@ -46,6 +56,12 @@ def stack_of(frame: FrameType | None) -> list[StackLine]:
         found.append(StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return found
+
+
+def stack_of_error(error: BaseException) -> list[StackLine]:
+    """Return the stack in which an error was raised, as far as it has gone, the innermost line first."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return [StackLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
 
 
 def is_idle_loop(stack: Sequence[StackLine]) -> bool:

@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from lachesis.pipeline.common.code_place import StackLine, own_line
+from lachesis.pipeline.common.code_place import own_line, stack_of_error
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.errors import EnvironmentCodeError, leaves
 from lachesis.schemas.errors import ConfigError
@@ -145,8 +144,7 @@ def describe_ending(error: BaseException) -> str:
     Of a group, that is the first such error in it.
     """
     leaf = next((one for one in leaves(error) if is_ending(one)), error)
-    frames = traceback.extract_tb(leaf.__traceback__) or traceback.extract_tb(error.__traceback__)
-    stack = [StackLine(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(frames)]
+    stack = stack_of_error(leaf) or stack_of_error(error)
     line = own_line(stack) or next(iter(stack), None)  # a package may stand in `sys.exit`'s place, as wandb does
     place = "" if line is None else f" ({Path(line.file).name}, line {line.line})"
     said = repr(leaf.code) if isinstance(leaf, SystemExit) else str(leaf)

@@ -6,13 +6,12 @@ row; the log has each reason once, with the traceback of the environment's own c
 
 import logging
 import re
-import traceback
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.common.code_place import StackLine, own_line
+from lachesis.pipeline.common.code_place import is_own_code, stack_of_error
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError, leaves
 from lachesis.pipeline.runtime.service import Service
@@ -144,6 +143,4 @@ class GroupFailures:
 def _raised_by_own_code(error: EnvironmentCodeError | DataError) -> BaseException | None:
     """Return the error with the traceback of the environment's own code; None: no line of it is in one."""
     cause = error.__cause__ if isinstance(error, EnvironmentCodeError) else None
-    frames = [frame for leaf in leaves(cause) for frame in traceback.extract_tb(leaf.__traceback__)] if cause else []
-    stack = [StackLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
-    return None if own_line(stack) is None else cause
+    return cause if cause is not None and any(is_own_code(stack_of_error(leaf)) for leaf in leaves(cause)) else None

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.common.sleep_clock import awake_or_not_s
+from lachesis.pipeline.common.boottime import SURE_SHARE, boottime_s
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.shared_note import SharedNote, read_notes
@@ -35,8 +35,6 @@ _FIRST_PAUSE_S = 0.25
 _NOTE = "leases"
 _MAX_REQUESTS = 16
 """Requests of one producer under way: as many as the governor answers at once."""
-_SURE_SHARE = 0.9
-"""Share of a lease's time since its renewal in which it is held without asking; clocks run apart a little."""
 
 
 class ProducerLeases:
@@ -93,7 +91,7 @@ class ProducerLeases:
             bytes=size,
             calls=calls,
         )
-        began_s = awake_or_not_s()
+        began_s = boottime_s()
         try:
             reply = await self._request(request)
         except InfrastructureError:
@@ -111,7 +109,7 @@ class ProducerLeases:
         for. False: it has ended, or the service drains.
         """
         while lease in self._held and not self._service.draining.is_set():
-            began_s = awake_or_not_s()
+            began_s = boottime_s()
             if began_s < self._sure_until_s.get(lease, 0.0):
                 return True
             try:
@@ -127,7 +125,7 @@ class ProducerLeases:
 
     def _note_renewal(self, lease: str, reply: LeaseReply, began_s: float) -> None:
         if reply.expires_s is not None:
-            self._sure_until_s[lease] = began_s + _SURE_SHARE * reply.expires_s
+            self._sure_until_s[lease] = began_s + SURE_SHARE * reply.expires_s
 
     async def request_lease(
         self,
@@ -154,7 +152,7 @@ class ProducerLeases:
             calls=calls,
             wait_s=wait_s,
         )
-        began_s = awake_or_not_s()
+        began_s = boottime_s()
         try:
             reply = await self._request(request, _REQUEST_TIMEOUT_S + wait_s)
         except InfrastructureError as error:
@@ -221,7 +219,7 @@ class ProducerLeases:
         while True:
             await anyio.sleep(self.renew_s)
             for lease, request in list(self._held.items()):
-                began_s = awake_or_not_s()
+                began_s = boottime_s()
                 try:
                     reply = await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
                     if lease not in self._held:

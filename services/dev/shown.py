@@ -14,6 +14,7 @@ from lachesis.schemas.annotations import GroupReward, GroupScore, RewardEvent, S
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.services.observe.groups import left_out_samples
 
 __all__ = ["StoredGroup", "print_group", "read_group"]
 
@@ -53,8 +54,8 @@ async def print_group(console: Console, bus: Bus, config: RunConfig, entry: Ledg
     reward = found.reward
     advantages = ref.advantages if ref is not None else reward.advantages if reward is not None else None
     _print_table(console, found, advantages)
-    for failed in found.group.metadata.get("failed_samples", []):
-        console.print(f"sample {failed['sample']} is left out: {failed['error']}")
+    for number, why in left_out_samples(found.group).items():
+        console.print(f"sample {number} is left out: {why}")
     for i, count in enumerate(found.group.metadata.get("thought_calls", [])):
         if count:
             console.print(f"sample {i}: {count} tool calls were only thought of or shown, and not run")

@@ -30,6 +30,7 @@ __all__ = [
     "group_row",
     "group_view",
     "has_text",
+    "left_out_samples",
 ]
 
 MAX_SAMPLES = 1024
@@ -350,13 +351,16 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
         prompt=conversations[0][:shared],
         samples=samples,
         failures=score.failures if score else {},
-        left_out=_left_out(group),
+        left_out=left_out_samples(group),
         verdict=reward.verdict if reward else None,
     )
 
 
-def _left_out(group: RolloutGroup) -> dict[int, str]:
-    """Return why samples were left out, by number. Metadata may come from anybody: what does not fit is no entry."""
+def left_out_samples(group: RolloutGroup) -> dict[int, str]:
+    """Return why samples were left out, by number.
+
+    Metadata may come from anybody: what does not fit is no entry.
+    """
     found = group.metadata.get("failed_samples")
     return {
         one["sample"]: str(one.get("error", ""))

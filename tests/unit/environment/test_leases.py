@@ -197,7 +197,7 @@ async def test_a_producer_that_was_stopped_learns_that_its_lease_has_ended(lab, 
         flow=FlowConfig(lease_s=1.0),
     )
     stopped_s = 0.0
-    monkeypatch.setattr("lachesis.pipeline.environment.leases.awake_or_not_s", lambda: time.monotonic() + stopped_s)
+    monkeypatch.setattr("lachesis.pipeline.environment.leases.boottime_s", lambda: time.monotonic() + stopped_s)
     async with (
         lab.running(lambda service: run_governor(service, config), "governor") as governor,
         lab.running(lambda service: service.draining.wait(), "environment") as service,

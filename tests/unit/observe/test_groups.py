@@ -24,7 +24,7 @@ from lachesis.schemas.sequences import VersionSpan
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
 from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
-from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, NumberRange, _left_out, has_text
+from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, NumberRange, has_text, left_out_samples
 
 CONFIG = RunConfig(run="r", environments={name: EnvironmentConfig(kind="x") for name in ("sums", "words")})
 ROW = GroupRow(
@@ -92,7 +92,7 @@ async def test_text_is_looked_for_in_what_is_said_and_in_calls(lab) -> None:
 async def test_why_samples_are_left_out_is_read_from_metadata_that_anybody_may_have_written(
     lab, metadata: dict[str, Any], left_out: dict[int, str]
 ) -> None:
-    assert _left_out(lab.group(1, metadata=metadata)) == left_out
+    assert left_out_samples(lab.group(1, metadata=metadata)) == left_out
 
 
 async def judge(
