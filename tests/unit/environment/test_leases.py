@@ -122,10 +122,15 @@ async def test_requests_go_side_by_side_while_they_are_granted(lab, monkeypatch)
         lab.running(lambda service: run_governor(service, config), "governor"),
         lab.running(lambda service: service.draining.wait(), "environment") as service,
     ):
+        assert await ProducerLeases(service, "first", "sums").acquire(8, 100), "the governor answers now"
         leases, send, held = ProducerLeases(service, "p", "sums"), service.bus.request, []
+        further = anyio.Event()
 
         async def request(*arguments, **options):
+            nonlocal further
             held.append(go := anyio.Event())
+            further.set()
+            further = anyio.Event()
             await go.wait()
             return await send(*arguments, **options)
 
@@ -135,7 +140,9 @@ async def test_requests_go_side_by_side_while_they_are_granted(lab, monkeypatch)
             for _ in range(7):
                 tasks.start_soon(leases.acquire, 8, 100)
             for wanted in (1, 2, 4):
-                await lab.until(lambda wanted=wanted: _are(held, wanted))
+                with anyio.fail_after(20):
+                    while len(held) < wanted:
+                        await further.wait()
                 await anyio.wait_all_tasks_blocked()
                 at_once.append(len(held))
                 for go in held:
@@ -174,10 +181,6 @@ async def test_a_large_group_that_was_refused_is_not_overtaken_by_those_after_it
             assert granted == []
             await leases.release(second)
     assert granted == [8, 2, 2, 2]
-
-
-async def _are(found, wanted):
-    return len(found) >= wanted
 
 
 async def _refused(governor, times):
