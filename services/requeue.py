@@ -19,8 +19,8 @@ from typing import Self
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
@@ -184,7 +184,7 @@ class _RequeueRecord:
             return (entry.run, entry.trainer) == (config.run, config.training.name) and entry.index >= follows
 
         subject = subjects.ledger(config.run, config.training.name)
-        left_out = await read_left_out(bus)
+        left_out = await read_skipped(bus)
         async with bus.read(subjects.LEDGER, [subject], follow=False) as entries:
             async for message in entries:
                 entry = await decode_owned(bus, LedgerEntry, message, is_next, left_out=left_out)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.pending_annotations import Annotation, PendingAnnotation, PendingAnnotations
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.ledger.chain import JoinState
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet

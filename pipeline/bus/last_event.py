@@ -2,7 +2,7 @@
 
 Only the owner should be able to publish there. If another did, its message can never be removed, and must not keep the
 owner from starting. A message that is no event of the owner's is skipped with a warning. A message that a recovery
-noted as unusable (`left_out`) is skipped silently.
+noted as unusable (`skipped_messages`) is skipped silently.
 """
 
 import logging
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
-from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.bus.skipped_messages import SkippedMessages, read_skipped
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.errors import SchemaError, VersionError
 
@@ -41,11 +41,11 @@ async def decode_owned(
     is_ours: Callable[[E], bool],
     *,
     newer: Newer = "confirm",
-    left_out: LeftOut,
+    left_out: SkippedMessages,
 ) -> E | None:
     """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
-    `left_out`: what is passed over without a warning, by `read_left_out`. Raises `VersionError` where a newer build of
+    `left_out`: what is passed over without a warning, by `read_skipped`. Raises `VersionError` where a newer build of
     the owner wrote it; see `Newer`.
     """
     if message.seq in left_out.get(message.stream, ()):
@@ -75,7 +75,7 @@ async def read_last_event(
     last = await bus.last(stream, subject)
     if last is None:
         return None, 0, 0
-    left_out = (await read_left_out(bus)).get(stream, ())
+    left_out = (await read_skipped(bus)).get(stream, ())
     found, reason = await _read(bus, kind, last, is_ours, newer) if last.seq not in left_out else (None, "")
     if found is not None:
         return found, last.seq, last.seq

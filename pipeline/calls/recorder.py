@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
 
+from lachesis.pipeline.calls.left_group_request import Promise
 from lachesis.pipeline.calls.recorded import RecordedGroup
-from lachesis.pipeline.calls.take_up import Promise
 from lachesis.pipeline.errors import GroupTakenError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import traced

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task

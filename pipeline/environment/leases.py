@@ -17,8 +17,8 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.boottime import SURE_SHARE, boottime_s
 from lachesis.pipeline.errors import InfrastructureError
+from lachesis.pipeline.runtime.process_note import ProcessNote, read_notes
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.runtime.shared_note import SharedNote, read_notes
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
@@ -47,7 +47,7 @@ class ProducerLeases:
         self._held: dict[str, LeaseRequest] = {}  # by lease: the request that renews it
         self._queue = _RequestQueue()
         self._sure_until_s: dict[str, float] = {}
-        self._note = SharedNote(_NOTE)
+        self._note = ProcessNote(_NOTE)
         self._is_cut_off = False
         self.is_closed = False
         """Whether the last request was refused because nothing is granted to the environment: it may be halted."""

@@ -13,9 +13,9 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.calls.left_group_request import Promise, request_left_group
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.calls.recorder import CallRecorder, end_group
-from lachesis.pipeline.calls.take_up import Promise, take_up
 from lachesis.pipeline.common.cut_text import cut_middle
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
@@ -114,7 +114,7 @@ class LeftGroups:
         async with self._lock:  # its place of the epoch is taken over before any other place is claimed
             while self.may_be:
                 try:
-                    left = await take_up(self._service, self._name, self._holder.holder, self._holder.life)
+                    left = await request_left_group(self._service, self._name, self._holder.holder, self._holder.life)
                     if left is None:
                         self.may_be = False
                         return None

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import anyio
 
-from lachesis.pipeline.runtime.held_loop import HeldLoop
-from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.blocked_interpreter import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.blocked_loop import HeldLoop
 from lachesis.pipeline.runtime.slow_code import SlowCode
 
 __all__ = ["HOOKS", "HOOK_CURE", "HookTimes"]

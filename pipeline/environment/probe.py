@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import anyio
 
-from lachesis.pipeline.common.cures import cure_of
+from lachesis.pipeline.common.error_remedies import cure_of
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment

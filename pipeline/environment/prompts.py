@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
-from lachesis.pipeline.environment.inference import as_chat
+from lachesis.pipeline.environment.inference_requests import as_chat
 from lachesis.pipeline.environment.template import PLACEHOLDERS, render_turn
 from lachesis.pipeline.inference.serving.dialects import template_messages
 from lachesis.pipeline.model.chat_template import render_chat, template_text, template_variables, unread_parameter

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.common.background_tasks import background
-from lachesis.pipeline.common.cures import with_cure
 from lachesis.pipeline.common.cut_text import cut_middle
+from lachesis.pipeline.common.error_remedies import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.secret_texts import error_text, without_secrets
@@ -30,7 +30,7 @@ from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.environment import Environment, Reward, resolve_awaitable
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
-from lachesis.pipeline.environment.inference import Inference, InferenceRequests, derive_seed
+from lachesis.pipeline.environment.inference_requests import Inference, InferenceRequests, derive_seed
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft
 from lachesis.pipeline.environment.session import SampleEnded, Session, SharedFirstTurn

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.environment.inference import ModelTurn, joined_experts
+from lachesis.pipeline.environment.inference_requests import ModelTurn, joined_experts
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.schemas.rollout import FinishReason
 

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import msgspec
 
 from lachesis.pipeline.common.real_number import finite_number
-from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn, derive_seed
+from lachesis.pipeline.environment.inference_requests import InferenceRequests, ModelTurn, derive_seed
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
 from lachesis.pipeline.environment.template import TurnRenderer

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.calls.recorder import CallRecorder
-from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.environment.inference_requests import ModelTurn
 from lachesis.pipeline.errors import NotResumableError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows

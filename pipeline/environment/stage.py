@@ -36,9 +36,9 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.failures import GroupFailures
+from lachesis.pipeline.environment.group_holder import holder_name
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.held_out import settle_held_out
-from lachesis.pipeline.environment.holder import holder_name
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.left_groups import GroupTask, LeftGroups, records_calls
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
@@ -59,7 +59,7 @@ from lachesis.pipeline.errors import (
 )
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_configured_role
-from lachesis.pipeline.inference.held_tokenizer import hold_tokenizer
+from lachesis.pipeline.inference.local_tokenizer import load_local_tokenizer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.pipeline.runtime.service import Service
@@ -323,7 +323,7 @@ class _Producer:
             with attempt:
                 capabilities = await (await self.inference.current()).probe(self.sampling)
                 if self.left is not None and self.tokenizer is not None:  # several turns, each rendered twice
-                    reason = await hold_tokenizer(self.inference, capabilities, self.tokenizer)
+                    reason = await load_local_tokenizer(self.inference, capabilities, self.tokenizer)
                     if reason is not None:
                         log.info("environment %s: the server renders its conversations: %s", self.name, reason)
         self.collect = msgspec.structs.replace(

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 import anyio
 import msgspec
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.common.real_number import finite_number
 from lachesis.pipeline.common.user_code import refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.inference_requests import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group, deciding_error, describe_error
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PolicyMovedError, PromptTooLongError

@@ -11,7 +11,7 @@ import numpy as np
 
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import Inference, max_context_of
+from lachesis.pipeline.environment.inference_requests import Inference, max_context_of
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.evaluator.evaluate import EvalResult, GroupScorer, evaluate
 from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings

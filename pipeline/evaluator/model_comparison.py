@@ -18,7 +18,7 @@ import msgspec
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
 from lachesis.pipeline.environment.environment import Environment
-from lachesis.pipeline.environment.inference import Inference, derive_seed, max_context_of
+from lachesis.pipeline.environment.inference_requests import Inference, derive_seed, max_context_of
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, SampleOutcome

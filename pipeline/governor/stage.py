@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamUsage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.errors import DamagedError, FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.governor.left_behind import LeftBehind
@@ -204,7 +204,7 @@ class _Term:
     async def watch(self) -> None:
         """Raise `FencedError` once a later term is written."""
         bus = self._service.bus
-        left_out = await read_left_out(bus)
+        left_out = await read_skipped(bus)
         async with bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
             async for message in later:
                 later_term = await decode_owned(

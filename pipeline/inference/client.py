@@ -189,7 +189,7 @@ class InferenceClient:
         self.answered = AnsweredRequests()
         """What the run's servers have answered; a directory shares one between their clients."""
         self.texts: TextTokenizer | None = None
-        """The server's tokenizer, held in this process (`hold_tokenizer`); None: the server tokenizes."""
+        """The server's tokenizer, held in this process (`load_local_tokenizer`); None: the server tokenizes."""
         self._requested = requested
         self._proxy = describe_proxy(config.url)
         trust_env = not is_on_this_machine(config.url)  # a proxy leads elsewhere

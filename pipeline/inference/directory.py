@@ -177,7 +177,7 @@ class InferenceDirectory:
 
     def hold(self, texts: TextTokenizer) -> None:
         """Let the clients tokenize in this process from now on, by the tokenizer of the servers; see
-        `hold_tokenizer`.
+        `load_local_tokenizer`.
         """
         self._texts = texts
         if self._client is not None:

@@ -19,7 +19,7 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import AccessError, InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.weight_traces import traced_update
-from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.inference.weights_lock import acquire_weights_lock
 from lachesis.pipeline.model.safetensors_files import UNFIT
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
@@ -176,7 +176,7 @@ class _PolicyFollower:
         path = await self._path_of(record) if self._shared is None else str(self._shared)
         client = await self._directory.current()
         async with self._server:
-            with nullcontext() if self._shared is None else await take_turn(self._shared.parent):
+            with nullcontext() if self._shared is None else await acquire_weights_lock(self._shared.parent):
                 self._service.set_note("digest", await client.update_weights(path, record.version))
             found = await client.weight_version()
             if found != record.version:

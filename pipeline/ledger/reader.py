@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import Newer, decode_owned
-from lachesis.pipeline.bus.left_out import LeftOut, read_left_out
 from lachesis.pipeline.bus.newer_writers import confirm_newer
+from lachesis.pipeline.bus.skipped_messages import SkippedMessages, read_skipped
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.audit import newest_group
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
@@ -55,7 +55,7 @@ async def follow_ledger(
 
     Raises `LedgerError` if the chain does not hold, and if the ledger is shorter than `position` says.
     """
-    seq, left_out = await find_position(bus, run, trainer, position), await read_left_out(bus)
+    seq, left_out = await find_position(bus, run, trainer, position), await read_skipped(bus)
     before = (
         await _entry_at(bus, subjects.ledger(run, trainer), seq, position.entries) if seq and refuse_misfits else None
     )
@@ -99,7 +99,7 @@ async def newest_entry(
     last = await bus.last(subjects.LEDGER, subject)
     if last is None:
         return None, 0, 0
-    left_out = await read_left_out(bus)
+    left_out = await read_skipped(bus)
     before = last.headers.get(PREVIOUS_HEADER, "")
     start = int(before) if before.isdecimal() and len(before) < 19 else 0
     starts = [start, 1] if 1 < start < last.seq else [1]
@@ -123,7 +123,7 @@ async def newest_entry(
 
 
 async def _entry(
-    bus: Bus, message: StoredMessage, run: str, trainer: str, *, follows: int, newer: Newer, left_out: LeftOut
+    bus: Bus, message: StoredMessage, run: str, trainer: str, *, follows: int, newer: Newer, left_out: SkippedMessages
 ) -> LedgerEntry | None:
     """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
 

@@ -15,7 +15,7 @@ import anyio
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.audit import newest_group
 from lachesis.pipeline.ledger.reader import newest_entry
@@ -292,7 +292,7 @@ async def _lost_commits(bus: NatsBus, run: str) -> AsyncIterator[Contradiction]:
 async def _lost_snapshots(bus: NatsBus, settings: LedgerSettings) -> list[Contradiction]:
     """Return the commits that follow no snapshot and no commit: the snapshot of trimmed ones before is gone."""
     run, firsts = settings.run, dict[str, tuple[str, int]]()
-    left_out = await read_left_out(bus)
+    left_out = await read_skipped(bus)
     for stage, (stream, subject_of, model) in _OUTPUTS.items():
         if stream == REPLAY:
             continue  # it is never trimmed
@@ -317,7 +317,7 @@ async def _lost_snapshots(bus: NatsBus, settings: LedgerSettings) -> list[Contra
 
 async def _first_index(bus: NatsBus, stream: str, subject: str, model: Any) -> int | None:
     """Return the number of the first commit that is left."""
-    left_out = await read_left_out(bus)
+    left_out = await read_skipped(bus)
     async with bus.read(stream, [subject], follow=False) as messages:
         async for message in messages:
             if message.seq in left_out.get(stream, ()):

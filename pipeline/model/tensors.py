@@ -22,8 +22,8 @@ from lachesis.pipeline.model.digest import (
     on_threads,
     pieces_of,
 )
-from lachesis.pipeline.model.exchange import CheckedTensors, exchange
 from lachesis.pipeline.model.faults import some
+from lachesis.pipeline.model.replace_tensors import CheckedTensors, replace_tensors
 from lachesis.pipeline.model.safetensors_files import DTYPES, UNFIT, TensorForm, is_finite
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -224,7 +224,7 @@ def load_tensors(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     targets = policy_tensors(model)
     infinite = () if isinstance(tensors, CheckedTensors) else _infinite(tensors)
     check_forms(_texts(tensors), _texts(targets), infinite, "the weights")
-    exchange(model, targets, tensors)
+    replace_tensors(model, targets, tensors)
 
 
 def form_text(dtype: torch.dtype, shape: Sequence[int]) -> str:

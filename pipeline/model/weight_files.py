@@ -17,9 +17,9 @@ import torch
 
 from lachesis.pipeline.common.fsync import fsync, make_folder
 from lachesis.pipeline.model.digest import DIGEST_LENGTH, WeightsDigest
-from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.host_memory import allocate
 from lachesis.pipeline.model.policy_file import check_content, check_label, policy_labels, travels_rounded
+from lachesis.pipeline.model.replace_tensors import CheckedTensors
 from lachesis.pipeline.model.safetensors_files import (
     DTYPES,
     TensorForm,

@@ -10,7 +10,7 @@ import anyio
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.promotion.logic import (
     active_promotion,
@@ -141,7 +141,7 @@ class ActivePromotion:
 
     async def _list_in(self, message: StoredMessage) -> Promotions | None:
         try:
-            left_out = await read_left_out(self._bus)
+            left_out = await read_skipped(self._bus)
             return await decode_owned(
                 self._bus, Promotions, message, lambda one: one.run == self._run, left_out=left_out
             )

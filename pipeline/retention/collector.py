@@ -18,8 +18,8 @@ import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.calls.open_groups import OpenGroups
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.ledger.reader import follow_ledger, newest_entry, position_before
@@ -216,7 +216,7 @@ class GarbageCollector:
         run, revision, bus = self._settings.run, self._settings.revision, self._bus
         readers = Readers(Service(bus, "gc", run, revision), self._settings.readers, self._gone)
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
-        left_out = await read_left_out(bus)
+        left_out = await read_skipped(bus)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
                 report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run, left_out=left_out)

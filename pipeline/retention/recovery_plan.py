@@ -18,7 +18,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.bus.left_out import NOTHING, LeftOut, leaving_out
+from lachesis.pipeline.bus.skipped_messages import NOTHING, SkippedMessages, skipping
 from lachesis.pipeline.errors import CheckpointError, DamagedError, LedgerError, NotFoundError, StartupError
 from lachesis.pipeline.ledger.audit import settled_rollouts
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -48,7 +48,7 @@ _MAX_EVENTS_READ = 4096
 class UnusableState(NamedTuple):
     """Messages and keys that their own services cannot use: where they are, and what is wrong, in words."""
 
-    left_out: LeftOut = NOTHING
+    left_out: SkippedMessages = NOTHING
     keys: Mapping[str, bytes] = MappingProxyType({})
     problems: Sequence[str] = ()
     from_first_model: bool = False
@@ -68,7 +68,7 @@ async def make_plan(
     record, lacks = await _whole_record(bus, settings, unusable)
     if lacks is not None:
         unusable = unusable._replace(problems=[*unusable.problems, lacks])
-    with leaving_out(unusable.left_out), leaving_out(record.left_out), reading_instead(record):
+    with skipping(unusable.left_out), skipping(record.left_out), reading_instead(record):
         return await _make_plan(bus, settings, name, unusable, record if lacks is not None else None)
 
 

@@ -20,7 +20,7 @@ from typing import Generic, Self, TypeVar
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.bus.left_out import read_left_out, read_noted
+from lachesis.pipeline.bus.skipped_messages import read_noted, read_skipped
 from lachesis.pipeline.errors import HistoryLostError, LedgerError
 from lachesis.pipeline.runtime.state import RESTORE_HINT, StateStore
 from lachesis.pipeline.runtime.stream_marks import MAX_LOST, StreamMarks, has_lost_after, is_known_lost, recovery_hint
@@ -106,7 +106,7 @@ class CommitLog(Generic[E]):
 
         Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
         """
-        noted, left_out = await read_noted(bus), await read_left_out(bus)
+        noted, left_out = await read_noted(bus), await read_skipped(bus)
         states, snapshot = await StateStore.open(bus, state_subject, stage, term)
         log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
         state, cursors, read = None, {}, {}

@@ -24,7 +24,7 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import SHORTAGES
 from lachesis.pipeline.errors import InfrastructureError, StartupError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
-from lachesis.pipeline.runtime.held_loop import LoopHolders
+from lachesis.pipeline.runtime.blocked_loop import LoopHolders
 from lachesis.pipeline.runtime.retries import OUTAGE_POLICY, OutageRetries, RetryWait, retry_outages
 from lachesis.pipeline.runtime.service_metrics import ProblemDetails, ServiceMetrics
 from lachesis.pipeline.runtime.shown_stall import ShownStall

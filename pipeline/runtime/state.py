@@ -12,7 +12,7 @@ from typing import Self
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.commit_ids import commit_id
 from lachesis.pipeline.bus.last_event import read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StatePart, StateSnapshot
@@ -66,7 +66,7 @@ class StateStore:
         snapshot, store.snapshot_seq, store._last = await read_last_event(
             bus, LEDGER, subject, StateSnapshot, lambda one: one.stage == stage, newer="refuse"
         )
-        store.is_newest_left_out = store._last in (await read_left_out(bus)).get(LEDGER, ())
+        store.is_newest_left_out = store._last in (await read_skipped(bus)).get(LEDGER, ())
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))

@@ -25,7 +25,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.call_times import CallTimes
-from lachesis.pipeline.common.cures import with_cure
+from lachesis.pipeline.common.error_remedies import with_cure
 from lachesis.pipeline.common.outages import is_outage
 from lachesis.pipeline.common.real_number import without_addresses
 from lachesis.pipeline.common.secret_texts import error_text

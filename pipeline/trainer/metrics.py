@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.trainer.mismatch_by_env import env_figures
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, durations

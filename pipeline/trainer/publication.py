@@ -27,7 +27,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, policy_version
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.feed import BatchFeed
 from lachesis.pipeline.trainer.memory import raise_out_of_memory
-from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
+from lachesis.pipeline.trainer.serial_jobs import SerialJobs
 from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
 from lachesis.pipeline.trainer.train_loop import publish_with_retries
@@ -76,7 +76,7 @@ class PolicyPublisher:
         )
         # the sender of differences needs the version before as well
         self._copies = HostCopies(2 if settings.weights.transport == "nats" else 1)
-        self._publications = OneAtATime(tasks)
+        self._publications = SerialJobs(tasks)
         self._publishing = anyio.Lock()
         self._newest: tuple[int, Mapping[str, torch.Tensor]] | None = None
 

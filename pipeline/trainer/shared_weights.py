@@ -21,7 +21,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
-from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.inference.weights_lock import acquire_weights_lock
 from lachesis.pipeline.model.shared_memory import WeightSegment
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.learner import Learner
@@ -85,7 +85,7 @@ class SharedWeights:
         turns: list[BinaryIO] = []
 
         async def take_and_pause() -> str | None:
-            turn = await take_turn(self._folder)
+            turn = await acquire_weights_lock(self._folder)
             try:
                 reason = await self._ask_server(pause=True)
             except BaseException:

@@ -41,12 +41,12 @@ from lachesis.pipeline.trainer.checkpoint_folder import only_writer, read_checkp
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.last_evaluation import last_evaluation
 from lachesis.pipeline.trainer.metrics import batch_figures, latencies
-from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
 from lachesis.pipeline.trainer.peer_metrics import PeerMetrics
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 from lachesis.pipeline.trainer.resume_checks import check_resumable, refuse_lost
 from lachesis.pipeline.trainer.rolling_stats import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.trainer.samples import readable_samples
+from lachesis.pipeline.trainer.serial_jobs import SerialJobs
 from lachesis.pipeline.trainer.settings import TrainerSettings
 from lachesis.pipeline.trainer.traces import step_trace, trace_step
 from lachesis.pipeline.trainer.tracked_alerts import track_alerts
@@ -193,7 +193,7 @@ class _Trainer:
         self.refused = refused
         self.peer_metrics = PeerMetrics()
         self.tasks = tasks
-        self.checkpoints = OneAtATime(tasks)
+        self.checkpoints = SerialJobs(tasks)
         self.evaluations = EvaluationReader(service.bus, settings.run, settings.revision, settings.evaluations_of)
         self.rolling = RollingTrainingStats()
         self.newest: LedgerBatch | None = None

@@ -16,13 +16,13 @@ import msgspec
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.model.device import Determinism, take_repeatably
 from lachesis.pipeline.trainer.feed import LedgerBatch
+from lachesis.pipeline.trainer.finite_step import step_on_finite_groups
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.metrics import TokenFigures, token_figures
 from lachesis.pipeline.trainer.mismatch_by_env import mismatch_by_env, summed_by
 from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.ranks.gather import gather_weights
 from lachesis.pipeline.trainer.sequences import TrainableBatch, select_trainable
-from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import EnvMismatch
@@ -83,7 +83,7 @@ def train_batch(
         batch, selected = _agree(learner.ranks, batch, own)
         # Ranks that repeat a step would repeat collectives that others, with nothing to train, do not.
         repeatable = deterministic if learner.ranks.size == 1 else "always"
-        step = partial(train_soundly, learner, selected, pad_id)
+        step = partial(step_on_finite_groups, learner, selected, pad_id)
         selected, metrics, packed = take_repeatably(step, repeatable, log.warning)
         env_of = {ref.group: ref.env for ref in selected.refs}
         own_envs = summed_by((env_of[group] for group in metrics.mismatches), metrics.mismatches.values())

@@ -19,7 +19,7 @@ from lachesis.pipeline.errors import leaves
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.commands import app
 from lachesis.services.cli.own_code import guard_own_code, runs_own_code
-from lachesis.services.run.private_files import make_files_private
+from lachesis.services.run.file_permissions import make_files_private
 from lachesis.services.run.trusted import describe_foreign_modules, is_trusted
 
 __all__ = ["main"]

@@ -13,7 +13,7 @@ import typer
 
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig
-from lachesis.pipeline.environment.inference import Inference, max_context_of
+from lachesis.pipeline.environment.inference_requests import Inference, max_context_of
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError

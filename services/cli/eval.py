@@ -21,7 +21,7 @@ from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.config.evaluated import reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.held_out import kept_record
-from lachesis.pipeline.environment.inference import Inference
+from lachesis.pipeline.environment.inference_requests import Inference
 from lachesis.pipeline.environment.rollout import GroupDraft
 from lachesis.pipeline.evaluator.evaluate import EvalResult
 from lachesis.pipeline.evaluator.evaluated_env import EvaluatedEnv, load_evaluated_env

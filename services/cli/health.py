@@ -26,8 +26,8 @@ from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.last_notices import showing_last_notices
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.health import EnvHealth, checked_environments, read_alert, read_health
+from lachesis.services.observe.live_run_state import notices_of_run
 from lachesis.services.observe.notices import DISK
-from lachesis.services.observe.snapshot import notices_of_run
 from lachesis.services.output import json_text, print_json, print_table, printable
 from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_run
 

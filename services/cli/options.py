@@ -110,7 +110,7 @@ class Options:
 
         Where it sets `shared_files`, what the command writes is no longer private to its user.
         """
-        from lachesis.services.run.private_files import share_files
+        from lachesis.services.run.file_permissions import share_files
 
         config = self.load().config
         if config.shared_files:
@@ -162,8 +162,8 @@ class Options:
 
     def config_file(self) -> Path | None:
         """Return the configuration's file: the one given, or the one in the folder of the run that is named."""
-        from lachesis.services.run.file import run_file
         from lachesis.services.run.known_runs import find_run
+        from lachesis.services.run.run_file import run_file
 
         name = self._name()
         if self.file is not None or not name:

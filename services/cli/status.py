@@ -10,10 +10,10 @@ from lachesis.pipeline.notices.text import notice_lines
 from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, print_columns
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
+from lachesis.services.observe.live_run_state import look_at_run
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.run_state import STATUS_FIELDS, RunState, StreamStatus, project
 from lachesis.services.observe.services import Quantiles, ServiceStatus
-from lachesis.services.observe.snapshot import look_at_run
 from lachesis.services.output import human_bytes, human_seconds, print_json, print_table, printable
 
 __all__ = ["status"]

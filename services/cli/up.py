@@ -42,12 +42,12 @@ from lachesis.services.observe.evaluations import (
 )
 from lachesis.services.observe.progress import newest_figures, progress_line
 from lachesis.services.observe.run_record import RunSummaryWriter
-from lachesis.services.observe.watch import RunWatcher
+from lachesis.services.observe.run_watcher import RunWatcher
 from lachesis.services.output import human_bytes, printable
 from lachesis.services.preflight.first_model import note_model
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
-from lachesis.services.run.lease import refuse_half_deleted
+from lachesis.services.run.supervisor_lease import refuse_half_deleted
 from lachesis.services.stage_settings import curriculum_settings
 from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 

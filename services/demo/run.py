@@ -37,7 +37,7 @@ from lachesis.services.demo.watch import measure_processes, watch_run
 from lachesis.services.observe.progress import all_figures
 from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE
 from lachesis.services.run.checkpoints import newest_checkpoint
-from lachesis.services.run.file import write_run_file
+from lachesis.services.run.run_file import write_run_file
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
 from lachesis.services.supervisor.keeper import keep_supervisor
 

@@ -18,7 +18,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.run.private_files import share_files
+from lachesis.services.run.file_permissions import share_files
 from lachesis.services.run.trusted import check_trusted
 
 __all__ = ["DEADLINES_S", "TEACHER_FOLDER", "DemoModel", "DemoOptions", "demo_config"]

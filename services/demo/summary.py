@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.demo.observed import RunObservation, StageFigures

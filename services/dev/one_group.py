@@ -48,11 +48,11 @@ from lachesis.pipeline.teacher.config import TeacherConfig
 from lachesis.pipeline.trainer.adapter_targets import adapter_problem
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.feed import BatchFeed
+from lachesis.pipeline.trainer.finite_step import step_on_finite_groups
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.model_setup import model_setup
 from lachesis.pipeline.trainer.sequences import trainer_limits
-from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
@@ -112,7 +112,9 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console, bu
     limits = trainer_limits(policy.tokenizer_hash, vocabulary_of(policy.model), config.training.reads, settings)
     learner = Learner(policy.model, settings)
     learner.inputs = load_inputs(config.training.inputs, policy, learner.trained)
-    _, step, _ = train_soundly(learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0)
+    _, step, _ = step_on_finite_groups(
+        learner, batch.select(limits, inputs=learner.inputs), policy.tokenizer.pad_token_id or 0
+    )
     console.print(
         f"optimizer step: loss {step.loss:.4g}, grad norm {step.grad_norm:.3g}, entropy {step.entropy:.3g}, "
         f"{step.trainable_tokens} trainable tokens of {step.tokens}, {step.seconds:.2f} s"

@@ -28,9 +28,9 @@ from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.plots import draw_run
 from lachesis.services.observe.run_state import SUMMARY_FIELDS, RunState, project
+from lachesis.services.observe.run_watcher import RunWatcher
 from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE, read_steps, summarize_run
-from lachesis.services.observe.watch import RunWatcher
-from lachesis.services.run.file import run_file_of
+from lachesis.services.run.run_file import run_file_of
 
 __all__ = ["RunSummaryWriter"]
 

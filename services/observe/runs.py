@@ -22,10 +22,10 @@ from lachesis.services.observe.notices import outcome_notices, silent_supervisor
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.run_state import LIVE_STATES, RunState, StateName, fields_of_step
 from lachesis.services.observe.summary import SUMMARY_FILE
-from lachesis.services.run.file import run_file
 from lachesis.services.run.known_runs import known_runs
-from lachesis.services.run.lease import DELETION_MARK
 from lachesis.services.run.notices_file import read_notices, read_outcomes
+from lachesis.services.run.run_file import run_file
+from lachesis.services.run.supervisor_lease import DELETION_MARK
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,

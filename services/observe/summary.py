@@ -7,7 +7,7 @@ of the last start.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.services.observe.evaluations import EvaluationStatus

@@ -15,7 +15,7 @@ from lachesis.pipeline.common.doctor_finding import DoctorFinding, warn
 from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.run.file import MODEL_FILE
+from lachesis.services.run.run_file import MODEL_FILE
 
 __all__ = ["FirstModel", "changed_model", "note_model"]
 

@@ -16,7 +16,7 @@ from lachesis.schemas import keys
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
-from lachesis.services.preflight.newer import check_versions
+from lachesis.services.preflight.newer_messages import check_versions
 from lachesis.services.run.store import describe_unknown_history
 from lachesis.services.run.unusable_states import find_unusable
 from lachesis.services.stage_settings import ledger_settings, recovery_settings

@@ -52,9 +52,9 @@ from lachesis.pipeline.errors import (
     leaves,
 )
 from lachesis.pipeline.extension import ServiceSpec
+from lachesis.pipeline.runtime.blocked_interpreter import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.blocked_loop import speaking_while_held
 from lachesis.pipeline.runtime.exit_note import is_supervised_by_socket, note_exit
-from lachesis.pipeline.runtime.held_loop import speaking_while_held
-from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.trainer.ranks.place import RankPlace
@@ -62,7 +62,7 @@ from lachesis.schemas.errors import ConfigError, VersionError
 from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.process.drain_limit import limited_drain
 from lachesis.services.process.forked_children import separate_forked_children, tell_returned_forks
-from lachesis.services.process.micro import join_micro
+from lachesis.services.process.nats_micro import join_micro
 from lachesis.services.process.process_limits import report_limits
 from lachesis.services.process.replica import claim_replica
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside

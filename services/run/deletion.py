@@ -36,11 +36,11 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, server_config_for_history
-from lachesis.services.run.file import EFFECTIVE_FILE, MODEL_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run, has_stored
-from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
 from lachesis.services.run.notices_file import NOTICES_FILE
+from lachesis.services.run.run_file import EFFECTIVE_FILE, MODEL_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.store import STORE_FILE, refuse_foreign_folder
+from lachesis.services.run.supervisor_lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
 from lachesis.services.run.supervisor_state import KEEPER_FILE, STATE_FILE, SUPERVISOR_LOG
 from lachesis.services.stage_settings import history_settings
 

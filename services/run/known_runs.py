@@ -19,7 +19,7 @@ from lachesis.pipeline.common.small_files import read_small_file, read_small_tex
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
-from lachesis.services.run.file import is_written_here, run_file
+from lachesis.services.run.run_file import is_written_here, run_file
 from lachesis.services.run.trusted import check_trusted
 
 __all__ = ["KnownRun", "find_run", "forget_run", "has_stored", "known_runs", "register_run", "run_in", "state_folder"]

@@ -21,7 +21,6 @@ from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
 from lachesis.services.run.connect import SILENCE_S, open_run
-from lachesis.services.run.lease import RunLease, lock_folder
 from lachesis.services.run.store import (
     describe_unknown_history,
     find_lost_store,
@@ -29,6 +28,7 @@ from lachesis.services.run.store import (
     refuse_foreign_folder,
     ways_out,
 )
+from lachesis.services.run.supervisor_lease import RunLease, lock_folder
 from lachesis.services.run.unusable_states import find_unusable
 from lachesis.services.stage_settings import recovery_settings
 

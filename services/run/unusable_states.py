@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import anyio.to_thread
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.left_out import leaving_out, read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped, skipping
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.curriculum.stage import CurriculumWriter, load_items
@@ -66,7 +66,7 @@ async def find_unusable(bus: NatsBus, config: RunConfig) -> UnusableState:
     left_out: dict[str, set[int]] = {EVENTS: set(), LEDGER: set()}
     problems: list[str] = []
     async for owned in _everything(bus, config):
-        with leaving_out(left_out):
+        with skipping(left_out):
             # twice: a service at work may replace a snapshot while it is read
             if await _open(owned, {}) is None or (problem := await _open(owned, {})) is None:
                 continue
@@ -138,7 +138,7 @@ async def _stages(bus: NatsBus, config: RunConfig) -> AsyncIterator[tuple[type[S
 async def _open(owned: _Owned, left_out: dict[str, set[int]]) -> str | None:
     """Read what is owned and return why it cannot be; None where it can, or where something else keeps it from that."""
     try:
-        with leaving_out(left_out):
+        with skipping(left_out):
             await owned.open()
     except HistoryLostError:
         return None  # the plan says what is lost
@@ -151,7 +151,7 @@ async def _open(owned: _Owned, left_out: dict[str, set[int]]) -> str | None:
 
 async def _find_skips(bus: NatsBus, owned: _Owned) -> dict[str, set[int]] | None:
     """Return the fewest newest messages without which it opens, None if it opens without none, too."""
-    stream, noted = owned.stream, await read_left_out(bus)
+    stream, noted = owned.stream, await read_skipped(bus)
     seqs = [seq for seq in await _sequences(bus, stream, owned.subject) if seq not in noted.get(stream, ())]
     states = [] if owned.snapshots is None else await _sequences(bus, LEDGER, owned.snapshots)
     states = [seq for seq in states if seq not in noted.get(LEDGER, ())]

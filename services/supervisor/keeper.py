@@ -24,7 +24,7 @@ from lachesis.pipeline.common.disk import DeferredFile, write_when_room
 from lachesis.pipeline.common.stop_signals import stop_signals
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.run.file import run_file_of
+from lachesis.services.run.run_file import run_file_of
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,

@@ -16,7 +16,7 @@ import anyio.to_thread
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import HistoryLostError
-from lachesis.services.run.lease import LOCK_FILE
+from lachesis.services.run.supervisor_lease import LOCK_FILE
 
 __all__ = ["StorePlace", "watch_place"]
 

@@ -5,7 +5,7 @@ Guarantees: a service starts once the heartbeats of those of lower phases say th
 again after a pause. A process that cannot run (`restarts`) ends the run with the end of its log. Processes that a
 service started end with it (`process/reaper`). When the supervisor dies, however it dies, its processes notice and
 drain, so nothing is left behind. Starting it again continues the run. One supervisor runs a run: it holds the lock of
-the run's folder and a lease on the server (`run/lease.py`).
+the run's folder and a lease on the server (`run/supervisor_lease.py`).
 """
 
 import logging
@@ -53,7 +53,7 @@ from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
-from lachesis.services.observe.watch import RunWatcher
+from lachesis.services.observe.run_watcher import RunWatcher
 from lachesis.services.planned_processes import PlannedProcess, planned_processes
 from lachesis.services.preflight.budget_check import check_budgets
 from lachesis.services.process.service_process import (
@@ -64,10 +64,9 @@ from lachesis.services.process.service_process import (
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.registry import find
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
-from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
-from lachesis.services.run.lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.process_identity import started_ticks
+from lachesis.services.run.run_file import run_file_of, write_run_file
 from lachesis.services.run.store import (
     keep_record,
     make_streams,
@@ -75,12 +74,13 @@ from lachesis.services.run.store import (
     refuse_lost_folder,
     refuse_unknown_history,
 )
+from lachesis.services.run.supervisor_lease import RunLease, lock_folder, refuse_deleting
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG, Phase, SupervisorStateWriter
 from lachesis.services.stage_settings import ledger_settings
+from lachesis.services.supervisor.blocked_processes import BlockedProcesses
 from lachesis.services.supervisor.child import ServiceProcess
 from lachesis.services.supervisor.forking import ForkServers, SpawnedProcess, start_service
 from lachesis.services.supervisor.forkserver import ForkRequest
-from lachesis.services.supervisor.held import HeldProcesses
 from lachesis.services.supervisor.hung import SilentProcess, why_hung
 from lachesis.services.supervisor.last_words import LOOKED_AT_LINES, last_words
 from lachesis.services.supervisor.ledger_check import verify_ledger
@@ -288,7 +288,7 @@ class Supervisor:
             tasks.start_soon(keep_record, bus, self.config)
             tasks.start_soon(self._watch_heartbeats, bus)
             tasks.start_soon(self._end_hung)
-            tasks.start_soon(self._watch_held, HeldProcesses(bus, self.config.run))
+            tasks.start_soon(self._watch_held, BlockedProcesses(bus, self.config.run))
             tasks.start_soon(LogLimit(self.config.services.log_bytes, self._log_files).watch, self._notices.report_logs)
             for watch in self.watches:
                 tasks.start_soon(watch.follow, bus)
@@ -546,7 +546,7 @@ class Supervisor:
                         await anyio.sleep(_STACKS_S)
                     _send(process, signal.SIGKILL)
 
-    async def _watch_held(self, held: HeldProcesses) -> None:
+    async def _watch_held(self, held: BlockedProcesses) -> None:
         """Look where processes stand that are silent, and keep their leases. Runs until cancelled."""
         async with background() as renewing:
             while True:

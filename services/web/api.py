@@ -24,11 +24,11 @@ from lachesis.services.observe.group_detail import TokenWindow, read_group_detai
 from lachesis.services.observe.group_reader import read_group_page
 from lachesis.services.observe.groups import GroupFilter, GroupOrder
 from lachesis.services.observe.health import checked_environments, read_health
+from lachesis.services.observe.live_run_state import read_run_state, run_state_of_folder
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.run_state import FOLDER_FIELDS, STATUS_FIELDS, RunState, StateName, project
 from lachesis.services.observe.runs import look_at_folder
 from lachesis.services.observe.series import CurveReader
-from lachesis.services.observe.snapshot import snapshot_of_folder, take_snapshot
 from lachesis.services.web.shared_history import SharedHistory
 from lachesis.services.web.token_texts import TokenTexts
 
@@ -228,9 +228,9 @@ class RunApi:
                 return newest
             try:
                 async with self._history.borrow() as history:
-                    found = await take_snapshot(history, self._config, anyio.current_time() + _SNAPSHOT_S)
+                    found = await read_run_state(history, self._config, anyio.current_time() + _SNAPSHOT_S)
             except LachesisError as error:
-                found = snapshot_of_folder(self._config, str(error))
+                found = run_state_of_folder(self._config, str(error))
                 if not newest_figures(self._config.path):
                     raise
             self._snapshot, self._snapshot_s = found, anyio.current_time()

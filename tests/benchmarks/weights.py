@@ -32,9 +32,9 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.trainer_settings import trainer_settings
-from lachesis.pipeline.model.exchange import exchange
 from lachesis.pipeline.model.host_memory import HostCopies
 from lachesis.pipeline.model.policy import PolicyModel
+from lachesis.pipeline.model.replace_tensors import replace_tensors
 from lachesis.pipeline.model.safetensors_files import DTYPES, read_raw
 from lachesis.pipeline.model.tensors import rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
@@ -177,7 +177,7 @@ def main() -> None:
             written[:] = [write_new_weights(taken, folder, 1, "a", options.dtype)]
 
         def come_in() -> None:
-            exchange(served, held, read_weights(written[0][1], written[0][0], expected))
+            replace_tensors(served, held, read_weights(written[0][1], written[0][0], expected))
 
         took = in_turn(
             {

@@ -17,7 +17,7 @@ import pytest
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.run.file import RUN_FILE
+from lachesis.services.run.run_file import RUN_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -7,7 +7,7 @@ from nats.errors import FlushTimeoutError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.runtime.service import open_service
 from lachesis.schemas import subjects
-from lachesis.services.process.micro import join_micro
+from lachesis.services.process.nats_micro import join_micro
 
 
 @pytest.mark.parametrize("away", [False, True])

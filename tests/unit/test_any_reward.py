@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import HealthWindow, finite, graded, is_number, mean
 from lachesis.pipeline.health.logic.monitor import _checks

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from lachesis.pipeline.common.means import finite_mean
+from lachesis.pipeline.common.finite_mean import finite_mean
 
 __all__ = ["InferenceSample", "ModelSummary", "SampleOutcome", "summarize"]
 

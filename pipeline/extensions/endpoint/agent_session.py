@@ -15,7 +15,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-from lachesis.pipeline.environment.inference import ModelTurn, derive_seed
+from lachesis.pipeline.environment.inference_requests import ModelTurn, derive_seed
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session import Session, check_prompt
 from lachesis.pipeline.environment.session_calls import CallPlace, recorded_turn

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
-from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.template import TurnRenderer
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import CallTree, FollowedAnswer, RecordedCall
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest

@@ -16,7 +16,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.offline.archive.files import Format, whole_file
@@ -203,7 +203,7 @@ class Exporter:
         def is_next(entry: LedgerEntry) -> bool:
             return (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
 
-        left_out = await read_left_out(self._bus)
+        left_out = await read_skipped(self._bus)
         async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as entries:
             async for message in entries:  # its beginning may have been deleted, so no chain is followed
                 entry = await decode_owned(self._bus, LedgerEntry, message, is_next, left_out=left_out)

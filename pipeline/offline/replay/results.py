@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.offline.replay.logic.fold import extended_digest
 from lachesis.schemas import subjects
@@ -63,7 +63,7 @@ async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[Re
     subject = subjects.replay("rescore", record.run, record.revision, env)
     found: list[RevisionResult] = []
     commits, digest, reached = 0, "", 0
-    left_out = await read_left_out(bus)
+    left_out = await read_skipped(bus)
     async with bus.read(REPLAY, [subject], follow=False) as messages:
         async for message in messages:
             event = await decode_owned(bus, RescoreEvent, message, lambda event: event.env == env, left_out=left_out)

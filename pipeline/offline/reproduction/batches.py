@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import decode_owned
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import LedgerError, NotFoundError
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -310,7 +310,7 @@ class _LedgerWalk:
 async def _reports(bus: Bus, run: str, trainer: str) -> list[TrainReport]:
     found = []
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
-    left_out = await read_left_out(bus)
+    left_out = await read_skipped(bus)
     async with bus.read(LEDGER, [subject], follow=False) as messages:
         async for message in messages:
             report = await decode_owned(bus, TrainReport, message, lambda one: one.run == run, left_out=left_out)

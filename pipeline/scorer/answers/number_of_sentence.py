@@ -9,7 +9,7 @@ number is worse than none.
 import re
 from fractions import Fraction
 
-from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicted_in_letters
+from lachesis.pipeline.scorer.answers.contradicted_numbers import is_contradicted_in_letters
 from lachesis.pipeline.scorer.answers.hedges import hedge_around, is_assurance, rates_another
 from lachesis.pipeline.scorer.answers.joined_numbers import joins
 from lachesis.pipeline.scorer.answers.latex import plain

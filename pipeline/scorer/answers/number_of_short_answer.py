@@ -8,7 +8,7 @@ an operator gives None.
 
 import re
 
-from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicted_in_letters
+from lachesis.pipeline.scorer.answers.contradicted_numbers import is_contradicted_in_letters
 from lachesis.pipeline.scorer.answers.hedges import hedge_around, is_assurance
 from lachesis.pipeline.scorer.answers.latex import plain
 from lachesis.pipeline.scorer.answers.number_surroundings import (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from lachesis.pipeline.scorer.answers.compare_math import is_equation_of_numbers, reference_answer
-from lachesis.pipeline.scorer.answers.digits_against_words import is_contradicted_in_letters
+from lachesis.pipeline.scorer.answers.contradicted_numbers import is_contradicted_in_letters
 from lachesis.pipeline.scorer.answers.given_and_reference import any_of, check_pattern, given
 from lachesis.pipeline.scorer.answers.marked_answer import MarkedAnswer, marked_answer
 from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in

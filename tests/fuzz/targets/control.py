@@ -30,7 +30,7 @@ from lachesis.pipeline.telemetry.tracing import TraceIncident, Tracing
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord, StageIncident
-from lachesis.services.observe.snapshot import merge
+from lachesis.services.observe.live_run_state import merge
 
 __all__ = ["targets"]
 

@@ -27,7 +27,7 @@ from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.services.run.deletion import MODEL_MARK, delete_folder, measure_folder
 from lachesis.services.run.known_runs import known_runs, register_run
-from lachesis.services.run.lease import DELETION_MARK, RunLease, lock_folder
+from lachesis.services.run.supervisor_lease import DELETION_MARK, RunLease, lock_folder
 
 
 @pytest.fixture

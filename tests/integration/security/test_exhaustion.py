@@ -25,8 +25,8 @@ from lachesis.pipeline.errors import AccessError, StreamFullError
 from lachesis.pipeline.notices.text import notice_line
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import BUCKET, ROLLOUTS, STREAMS, stream_name
+from lachesis.services.observe.live_run_state import look_at_run
 from lachesis.services.observe.run_state import RunState
-from lachesis.services.observe.snapshot import look_at_run
 from lachesis.services.preflight.server import check_server
 
 SMALL = StreamsConfig(

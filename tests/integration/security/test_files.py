@@ -64,8 +64,8 @@ from lachesis.services.observe.progress import (
 )
 from lachesis.services.preflight.first_model import changed_model, note_model
 from lachesis.services.run.checkpoints import newest_checkpoint
-from lachesis.services.run.file import is_written_here
 from lachesis.services.run.known_runs import known_runs, register_run
+from lachesis.services.run.run_file import is_written_here
 from lachesis.services.supervisor.supervisor import has_survivors
 
 HANG_S = 3.0

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.reply_subjects import is_inbox
 from lachesis.pipeline.errors import AccessError
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
-from lachesis.services.process.micro import join_micro
+from lachesis.services.process.nats_micro import join_micro
 
 RUN = "one"
 LEASE = subjects.lease(RUN, "words")

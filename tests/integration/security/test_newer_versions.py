@@ -30,7 +30,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import SCHEMA_VERSION, decode
 from lachesis.schemas.errors import VersionError
-from lachesis.services.preflight.newer import newer_messages
+from lachesis.services.preflight.newer_messages import newer_messages
 from lachesis.services.stage_settings import health_settings
 
 NEWER = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1})

@@ -21,7 +21,7 @@ from integration.servers import Servers, Supervised
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.services.run.connect import NATS_FOLDER
-from lachesis.services.run.file import EFFECTIVE_FILE
+from lachesis.services.run.run_file import EFFECTIVE_FILE
 
 STEPS = 6
 CANARY = "canary-8c1f2e"

@@ -18,10 +18,10 @@ from lachesis.pipeline.errors import StartupError
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
-from lachesis.services.run import lease as run_lease
 from lachesis.services.run import process_identity as identity
-from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run import supervisor_lease as run_lease
 from lachesis.services.run.process_identity import started_ticks
+from lachesis.services.run.supervisor_lease import RunLease, lock_folder
 
 KEY, RUN = keys.SUPERVISOR, "r"
 

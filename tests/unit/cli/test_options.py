@@ -9,8 +9,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.delete import delete_named
 from lachesis.services.cli.options import Options, with_options
-from lachesis.services.run.file import write_run_file
 from lachesis.services.run.known_runs import register_run
+from lachesis.services.run.run_file import write_run_file
 
 
 @pytest.fixture(autouse=True)

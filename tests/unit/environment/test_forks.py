@@ -12,7 +12,7 @@ from unit.environment.one_task import OneTask
 
 from lachesis import Environment, SampleEnded, Session, Task
 from lachesis.pipeline.environment.config import CollectConfig
-from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError

@@ -93,7 +93,7 @@ async def test_a_request_that_finds_no_room_waits_at_the_governor_and_is_granted
 
         monkeypatch.setattr(service.bus, "request", request)
 
-        async def take_turn():
+        async def acquire_weights_lock():
             lease = await leases.acquire(8, 100)
             granted.append(lease)
             await leases.release(lease)
@@ -101,7 +101,7 @@ async def test_a_request_that_finds_no_room_waits_at_the_governor_and_is_granted
         first = await leases.acquire(8, 100)
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
-                tasks.start_soon(take_turn)
+                tasks.start_soon(acquire_weights_lock)
             # one request is looked at again and again, where each look took a request of its own
             await lab.until(lambda: _refused(governor, 2 * requests.count("acquire") + 2))
             assert not granted

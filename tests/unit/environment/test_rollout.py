@@ -17,7 +17,7 @@ from lachesis import Environment, Message, Reply, Session, Task, ToolError, tool
 from lachesis.pipeline.environment import rollout
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.fake_inference import FakeInference
-from lachesis.pipeline.environment.inference import Inference, InferenceRequests
+from lachesis.pipeline.environment.inference_requests import Inference, InferenceRequests
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError, ServerAwayError

@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.fake_inference import FakeInference
-from lachesis.pipeline.environment.inference import joined_experts
+from lachesis.pipeline.environment.inference_requests import joined_experts
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import UnreadableAnswerError
 from lachesis.pipeline.inference.client import InferenceClient

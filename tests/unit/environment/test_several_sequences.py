@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lachesis.pipeline.environment.config import CollectConfig
-from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn
+from lachesis.pipeline.environment.inference_requests import InferenceRequests, ModelTurn
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session import Session

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.pipeline.environment.inference import as_chat
+from lachesis.pipeline.environment.inference_requests import as_chat
 from lachesis.pipeline.environment.template import TurnRenderer, render_turn
 from lachesis.pipeline.model.tokenizer import ALPHABET, build_character_tokenizer
 from lachesis.schemas.errors import ConfigError

@@ -10,7 +10,7 @@ from unit.spans import Sink
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference import policy_follower as follower_module
 from lachesis.pipeline.inference.policy_follower import follow_policy
-from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.inference.weights_lock import acquire_weights_lock
 from lachesis.pipeline.model.tensors import check_coverage
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -120,7 +120,7 @@ async def test_weights_in_shared_memory_are_taken_by_their_pointer_and_in_turn(l
             await follow_policy(service, server, loaded, "main", path_of=no_path, shared=pointer)
 
     async with lab.running(follow, "inference"):
-        with await take_turn(tmp_path):
+        with await acquire_weights_lock(tmp_path):
             await publish(lab, 1)
             await lab.bus.changed(until=lab.bus.now() + 0.05)
             assert server.loaded == []  # the trainer has its turn

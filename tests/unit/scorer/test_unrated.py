@@ -7,7 +7,7 @@ import pytest
 from stages import run_scorer
 
 from lachesis import Environment, Session, Task, rater
-from lachesis.pipeline.common.cures import cure_of
+from lachesis.pipeline.common.error_remedies import cure_of
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

@@ -19,9 +19,9 @@ from lachesis.services.observe.run_state import EnvRates
 from lachesis.services.observe.runs import look_at_folder, look_at_runs, state_of_run
 from lachesis.services.output import print_json
 from lachesis.services.run import notices_file
-from lachesis.services.run.file import write_run_file
 from lachesis.services.run.known_runs import known_runs, register_run
 from lachesis.services.run.notices_file import NoticesWriter
+from lachesis.services.run.run_file import write_run_file
 from lachesis.services.run.supervisor_state import (
     KEEPER_FILE,
     STATE_FILE,

@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
 from lachesis.pipeline.trainer.publication import PolicyPublisher
 from lachesis.pipeline.trainer.refused_policy import refused_version, republish_refused
+from lachesis.pipeline.trainer.serial_jobs import SerialJobs
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.notices import REFUSED_POLICY, Notice
 
@@ -80,7 +80,7 @@ async def test_only_the_newest_policy_is_published_again_also_while_it_comes_out
     async with anyio.create_task_group() as tasks:
         publisher = object.__new__(PolicyPublisher)
         publisher.shared, publisher._newest = None, (2, {})
-        publisher._publishing, publisher._publications = anyio.Lock(), OneAtATime(tasks)
+        publisher._publishing, publisher._publications = anyio.Lock(), SerialJobs(tasks)
         publisher._feed = SimpleNamespace(policy=SimpleNamespace(version="1-a-b"))
         publisher._sender = SimpleNamespace(forget=lambda: None)
 

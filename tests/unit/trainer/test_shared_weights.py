@@ -8,12 +8,12 @@ import anyio.to_thread
 import pytest
 
 from lachesis.pipeline.errors import InfrastructureError, ServerAwayError
-from lachesis.pipeline.inference.weights_turn import take_turn
+from lachesis.pipeline.inference.weights_lock import acquire_weights_lock
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.shared_memory import SegmentReader, WeightSegment, segment_pointer
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
-from lachesis.pipeline.trainer.one_at_a_time import OneAtATime
 from lachesis.pipeline.trainer.publication import PolicyPublisher
+from lachesis.pipeline.trainer.serial_jobs import SerialJobs
 from lachesis.pipeline.trainer.shared_weights import SharedWeights
 
 
@@ -101,7 +101,7 @@ async def test_a_server_that_is_away_holds_the_step_up_until_it_is_back_on_the_l
 
 async def test_no_weights_change_while_an_update_is_under_way(world):
     """Else the update's end would resume the server that the trainer has paused."""
-    turn = await take_turn(world.folder)
+    turn = await acquire_weights_lock(world.folder)
     async with world.stepping():
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
@@ -138,7 +138,7 @@ async def test_a_pointer_that_was_damaged_or_deleted_is_written_again_once_its_p
     async with anyio.create_task_group() as tasks:
         publisher = object.__new__(PolicyPublisher)
         publisher.shared, publisher._newest = world.shared, (0, {})
-        publisher._publishing, publisher._publications = anyio.Lock(), OneAtATime(tasks)
+        publisher._publishing, publisher._publications = anyio.Lock(), SerialJobs(tasks)
         publisher._feed = SimpleNamespace(policy=SimpleNamespace(version=str(world.version)))
         await publisher.publish_again("1-of-an-earlier-life")
         assert not pointer.exists() or pointer.read_bytes() == damaged

@@ -23,7 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
-from lachesis.pipeline.bus.left_out import read_left_out
+from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
@@ -210,7 +210,7 @@ class Trainers:
             raise LedgerError(f"{subject} ends before what was handed out: the broker lost history; restore its store")
         if newest <= max(consumer.seq, self._seen.get(name, 0)):
             return None
-        left_out = await self._patiently("read what is left out")(read_left_out, bus)
+        left_out = await self._patiently("read what is left out")(read_skipped, bus)
         async with bus.read(subjects.LEDGER, [subject], start=consumer.seq + 1, follow=False) as messages:
             async for message in messages:
                 self._seen[name] = message.seq

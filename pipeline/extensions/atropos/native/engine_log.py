@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.environment.inference_requests import ModelTurn
 from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows

@@ -22,7 +22,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from lachesis.pipeline.common.backoff import RetryPolicy
 from lachesis.pipeline.common.safe_text import printable_lines
-from lachesis.pipeline.environment.inference import ModelTurn
+from lachesis.pipeline.environment.inference_requests import ModelTurn
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.extensions.atropos.native.frames import (
     Generate,

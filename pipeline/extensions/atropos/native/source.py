@@ -20,7 +20,7 @@ import msgspec
 
 from lachesis.pipeline.common.paths import expand_home
 from lachesis.pipeline.environment.group_environment import GeneratedGroup, GroupEnvironment, SequenceExtras
-from lachesis.pipeline.environment.inference import InferenceRequests, ModelTurn
+from lachesis.pipeline.environment.inference_requests import InferenceRequests, ModelTurn
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.rollout import deciding_error
 from lachesis.pipeline.environment.session import Reply, Session

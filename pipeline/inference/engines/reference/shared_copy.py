@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lachesis.pipeline.model.exchange import CheckedTensors
+from lachesis.pipeline.model.replace_tensors import CheckedTensors
 from lachesis.pipeline.model.segment_layout import rope_of
 from lachesis.pipeline.model.shared_memory import SegmentReader, read_pointer
 from lachesis.pipeline.model.tensors import check_coverage, matches

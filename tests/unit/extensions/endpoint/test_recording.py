@@ -11,7 +11,7 @@ from unit.extensions.endpoint.engine import ScriptedEngine
 from unit.extensions.endpoint.families import FAMILIES, call_text
 
 from lachesis.pipeline.environment.config import CollectConfig
-from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.session import Session, SharedFirstTurn
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, SessionEndedError

@@ -10,7 +10,7 @@ from unit.extensions.endpoint.test_recording import TOOL, chat, check_against_en
 
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.environment.config import CollectConfig
-from lachesis.pipeline.environment.inference import InferenceRequests
+from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.session import Session, SharedFirstTurn
 from lachesis.pipeline.environment.session_calls import CallFigures, Diverging, GroupCalls
 from lachesis.pipeline.errors import NotResumableError

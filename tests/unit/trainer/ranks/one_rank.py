@@ -27,6 +27,7 @@ from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.trainer.adapters import with_adapters
+from lachesis.pipeline.trainer.finite_step import step_on_finite_groups
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
@@ -35,7 +36,6 @@ from lachesis.pipeline.trainer.ranks.join import join_as_follower, join_as_leade
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 from lachesis.pipeline.trainer.ranks.process_group import meet, open_process_group
 from lachesis.pipeline.trainer.sequences import TrainableBatch
-from lachesis.pipeline.trainer.sound_step import train_soundly
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
@@ -156,7 +156,7 @@ def _train(learner: Learner, batch: Any, group: Ranks) -> Any:
     own = [(at, lengths, advantage) for place, (at, lengths, advantage) in enumerate(batch) if _mine(place, group)]
     sequences = [each for item in own for each in sequences_of(*item)]
     try:
-        selected, metrics, _ = train_soundly(learner, TrainableBatch(refs, sequences, {}), 0)
+        selected, metrics, _ = step_on_finite_groups(learner, TrainableBatch(refs, sequences, {}), 0)
     except (DataError, OutOfMemoryError) as error:
         learner.steps += 1
         return str(error)

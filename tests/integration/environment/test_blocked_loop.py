@@ -16,8 +16,8 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.common.code_place import StackLine
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.plain_hooks import HOOKS
-from lachesis.pipeline.runtime import held_loop
-from lachesis.pipeline.runtime.held_loop import SPEAKS_AFTER_S, HeldLoop, speaking_while_held
+from lachesis.pipeline.runtime import blocked_loop
+from lachesis.pipeline.runtime.blocked_loop import SPEAKS_AFTER_S, HeldLoop, speaking_while_held
 from lachesis.pipeline.runtime.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -114,14 +114,14 @@ async def test_code_that_nothing_called_by_name_is_named_by_its_line(nats_server
                         await anyio.sleep(0.05)
         told = next(beat for beat in peer.beats if any(one.key.startswith("held/") for one in beat.stage.notices))
         (notice,) = [one for one in told.stage.notices if one.key.startswith("held/")]
-        assert "test_code_that_nothing_called_by_name_is_named_by_its_line (test_held_loop.py, line" in notice.what
+        assert "test_code_that_nothing_called_by_name_is_named_by_its_line (test_blocked_loop.py, line" in notice.what
 
 
 def test_a_function_that_never_returns_is_not_spoken_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     bus: Any = SimpleNamespace(connection=(None, None))
     stage = SimpleNamespace(state="ok")
     service = SimpleNamespace(last_beat=SimpleNamespace(stage=stage), loop_holders=HOOKS, held_limit_s=600.0)
-    speaker = held_loop._Speaker(cast("Service", service), bus)
+    speaker = blocked_loop._Speaker(cast("Service", service), bus)
     spoken_of = []
     for age_s in (0.0, SPEAKS_AFTER_S - 0.9, 100.0, 700.0):
         monkeypatch.setattr(HOOKS, "held", HeldLoop("Sums.reward", time.monotonic() - age_s))
@@ -136,7 +136,7 @@ def test_a_loop_that_waits_or_that_a_stopped_process_had_is_not_held(monkeypatch
     bus: Any = SimpleNamespace(connection=(None, None))
     beat = SimpleNamespace(stage=SimpleNamespace(state="ok"))
     service = SimpleNamespace(last_beat=beat, loop_holders=None, held_limit_s=600.0)
-    speaker = held_loop._Speaker(cast("Service", service), bus)
+    speaker = blocked_loop._Speaker(cast("Service", service), bus)
     waiting = [
         StackLine("/python/selectors.py", 1, "select"),
         StackLine("/python/asyncio/base_events.py", 2, "_run_once"),
@@ -153,7 +153,7 @@ def test_a_loop_that_waits_or_that_a_stopped_process_had_is_not_held(monkeypatch
         (own, 0.5, False),
         (own, 3.0, True),
     ):
-        monkeypatch.setattr(held_loop, "stack_of", lambda _, stack=stack: stack)
+        monkeypatch.setattr(blocked_loop, "stack_of", lambda _, stack=stack: stack)
         speaker._ticked_s = time.monotonic() - age_s
         assert (speaker._held() is not None) == is_held, (stack, age_s)
     speaker._resumed_s = time.monotonic()

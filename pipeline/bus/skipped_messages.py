@@ -17,17 +17,17 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.retention import Retention
 
-__all__ = ["NOTHING", "LeftOut", "leaving_out", "read_left_out", "read_noted"]
+__all__ = ["NOTHING", "SkippedMessages", "read_noted", "read_skipped", "skipping"]
 
-LeftOut = Mapping[str, Collection[int]]
+SkippedMessages = Mapping[str, Collection[int]]
 """By stream, the sequences of messages that are passed over."""
-NOTHING: LeftOut = MappingProxyType({})
+NOTHING: SkippedMessages = MappingProxyType({})
 
-_further: ContextVar[LeftOut] = ContextVar("further", default=NOTHING)
+_further: ContextVar[SkippedMessages] = ContextVar("further", default=NOTHING)
 
 
 @contextmanager
-def leaving_out(further: LeftOut) -> Iterator[None]:
+def skipping(further: SkippedMessages) -> Iterator[None]:
     """Pass `further` over as well, in what this task and the tasks that it starts read."""
     token = _further.set(_union(_further.get(), further))
     try:
@@ -36,12 +36,12 @@ def leaving_out(further: LeftOut) -> Iterator[None]:
         _further.reset(token)
 
 
-async def read_left_out(bus: Bus) -> LeftOut:
-    """Return what is passed over: what a recovery noted, and what `leaving_out` says here."""
+async def read_skipped(bus: Bus) -> SkippedMessages:
+    """Return what is passed over: what a recovery noted, and what `skipping` says here."""
     return _union(await read_noted(bus), _further.get())
 
 
-async def read_noted(bus: Bus) -> LeftOut:
+async def read_noted(bus: Bus) -> SkippedMessages:
     """Return what `lachesis runs recover` noted as left out; nothing where the record cannot be read."""
     try:
         entry = await bus.value(keys.RETENTION)
@@ -50,5 +50,5 @@ async def read_noted(bus: Bus) -> LeftOut:
         return NOTHING
 
 
-def _union(first: LeftOut, second: LeftOut) -> LeftOut:
+def _union(first: SkippedMessages, second: SkippedMessages) -> SkippedMessages:
     return {stream: {*first.get(stream, ()), *second.get(stream, ())} for stream in {*first, *second}}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["CheckedTensors", "exchange"]
+__all__ = ["CheckedTensors", "replace_tensors"]
 
 
 class CheckedTensors(dict[str, torch.Tensor]):
@@ -28,7 +28,7 @@ class _Place(NamedTuple):
     strides: tuple[int, ...]
 
 
-def exchange(model: Any, targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+def replace_tensors(model: Any, targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Give each of `targets`, tensors of `model`, the values of the one of its name in `tensors`.
 
     `CheckedTensors` become the model's own.

@@ -20,7 +20,7 @@ from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.inference.settings import TokenizerSource
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["hold_tokenizer"]
+__all__ = ["load_local_tokenizer"]
 
 _LOAD = "lachesis.pipeline.model.pretrained_tokenizer:load_tokenizer"
 _HASH = "lachesis.pipeline.model.tokenizer:tokenizer_hash"
@@ -50,7 +50,7 @@ _SAMPLES: Sequence[TokenizeRequest] = [
 ]
 
 
-async def hold_tokenizer(
+async def load_local_tokenizer(
     directory: InferenceDirectory, capabilities: Capabilities, source: TokenizerSource
 ) -> str | None:
     """Let the clients of a directory tokenize in this process. Returns why they do not; None: they do.

@@ -3,7 +3,7 @@
 The thread has a connection of its own. Guarantees that from `SPEAKS_AFTER_S` seconds on the service's heartbeats go on,
 with a notice that names the code, and that its leases are renewed; that this thread says nothing while the loop runs;
 and that it falls silent after the service's `held_limit_s`, so that a function which never returns counts as hung. Code
-that holds the interpreter itself stops this thread too: see `interpreter_hold`.
+that holds the interpreter itself stops this thread too: see `blocked_interpreter`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.code_place import is_idle_loop, is_own_code, place_of, stack_of
 from lachesis.pipeline.notices.silence import HELD_CURE
-from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.blocked_interpreter import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.slow_code import SlowCode
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.common.code_place import StackLine, holding_place, place_of
-from lachesis.pipeline.runtime.interpreter_hold import HOLD_S, InterpreterHolds, held_place
-from lachesis.pipeline.runtime.shared_note import MAX_NOTE_BYTES, SharedNote, read_note
+from lachesis.pipeline.runtime.blocked_interpreter import HOLD_S, InterpreterHolds, held_place
+from lachesis.pipeline.runtime.process_note import MAX_NOTE_BYTES, ProcessNote, read_note
 
 _HELD = """
 import ctypes, logging, sys, time
-from lachesis.pipeline.runtime.interpreter_hold import INTERPRETER_HOLDS
+from lachesis.pipeline.runtime.blocked_interpreter import INTERPRETER_HOLDS
 
 logging.basicConfig(stream=sys.stdout)
 libc = ctypes.PyDLL(None)  # whose calls keep the interpreter
@@ -79,7 +79,7 @@ def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held:
 def test_no_code_is_named_for_a_time_in_which_the_process_did_not_run(
     late_s: float, delayed_s: float, is_named: bool
 ) -> None:
-    holds, note, armed_s, armed_ns = InterpreterHolds(), SharedNote("test"), time.monotonic() - 5.0, time.time_ns()
+    holds, note, armed_s, armed_ns = InterpreterHolds(), ProcessNote("test"), time.monotonic() - 5.0, time.time_ns()
     note.write(_DUMP.encode())
     written_ns = armed_ns + round((HOLD_S + late_s) * 1e9)
     os.utime(note.fd, ns=(written_ns, written_ns))
@@ -110,7 +110,7 @@ def test_somebodys_own_line_comes_before_those_of_libraries() -> None:
 
 
 def test_a_note_that_is_too_long_is_none() -> None:
-    note = SharedNote("test")
+    note = ProcessNote("test")
     note.write(b"x" * 10)
     note.write(b"short")
     assert note.read() == b"short"

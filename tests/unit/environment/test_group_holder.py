@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lachesis.pipeline.environment.holder import holder_name
+from lachesis.pipeline.environment.group_holder import holder_name
 
 
 def test_a_successor_has_the_name_and_a_second_process_or_one_in_another_folder_has_not(tmp_path: Path) -> None:

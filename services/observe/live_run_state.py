@@ -64,8 +64,8 @@ __all__ = [
     "ANSWER_S",
     "look_at_run",
     "notices_of_run",
-    "snapshot_of_folder",
-    "take_snapshot",
+    "read_run_state",
+    "run_state_of_folder",
 ]
 
 ANSWER_S = 3.0
@@ -100,7 +100,9 @@ async def look_at_run(config: RunConfig, show: Callable[[RunState], None]) -> No
             if not newest_figures(config.path):
                 raise
         show(
-            await take_snapshot(history, config, until_s) if history is not None else snapshot_of_folder(config, reason)
+            await read_run_state(history, config, until_s)
+            if history is not None
+            else run_state_of_folder(config, reason)
         )
 
 
@@ -114,7 +116,7 @@ def _server_of(config: RunConfig) -> str:
     return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
 
 
-def snapshot_of_folder(config: RunConfig, problem: str) -> RunState:
+def run_state_of_folder(config: RunConfig, problem: str) -> RunState:
     """Return what the run's folder shows when its server cannot be queried; `problem` says why."""
     return RunState(
         run=config.run,
@@ -132,7 +134,7 @@ def _notices_without_server(config: RunConfig, problem: str) -> list[Notice]:
     return watch.notices(time.monotonic())
 
 
-async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) -> RunState:
+async def read_run_state(history: RunHistory, config: RunConfig, until_s: float) -> RunState:
     """Return the snapshot by `until_s` of the event loop's clock.
 
     It listens to heartbeats first if the run may still go on.

@@ -7,14 +7,14 @@ at most `MAX_NOTE_BYTES`, and that one which cannot be read is none.
 import os
 from pathlib import Path
 
-__all__ = ["MAX_NOTE_BYTES", "SharedNote", "read_note", "read_notes"]
+__all__ = ["MAX_NOTE_BYTES", "ProcessNote", "read_note", "read_notes"]
 
 MAX_NOTE_BYTES = 1 << 18
 _PREFIX = "lachesis-"
 _PROC = Path("/proc")
 
 
-class SharedNote:
+class ProcessNote:
     """One note of this process."""
 
     fd = -1

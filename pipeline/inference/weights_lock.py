@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 import anyio
 
-__all__ = ["take_turn"]
+__all__ = ["acquire_weights_lock"]
 
 _POLL_S = 0.01
 
 
-async def take_turn(folder: Path) -> BinaryIO:
+async def acquire_weights_lock(folder: Path) -> BinaryIO:
     """Wait for the turn and return it: closing it gives it back. `folder`: that of the run's weights."""
     await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     turn = (folder / ".turn").open("ab")

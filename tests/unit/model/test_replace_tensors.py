@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lachesis.pipeline.model.exchange import CheckedTensors
 from lachesis.pipeline.model.policy import build_tiny_policy
+from lachesis.pipeline.model.replace_tensors import CheckedTensors
 from lachesis.pipeline.model.tensors import load_tensors, policy_tensors
 from lachesis.pipeline.model.weight_files import read_weights, write_new_weights
 from lachesis.schemas.errors import DataError

@@ -14,8 +14,8 @@ from lachesis.pipeline.notices.facts import ExpectedRun, Moment, ProcessFact
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat, LeaseReply, LeaseRequest, StageVitals
-from lachesis.services.supervisor import held
-from lachesis.services.supervisor.held import HeldProcesses
+from lachesis.services.supervisor import blocked_processes
+from lachesis.services.supervisor.blocked_processes import BlockedProcesses
 
 
 class Governor:
@@ -48,8 +48,8 @@ async def test_leases_of_a_held_process_are_renewed_from_outside(monkeypatch: py
     assert [request.lease for request in leases_of(os.getpid())] == [two]
     governor.requests.clear()
     places: dict[int, str] = {os.getpid(): "reward (env.py, line 4)"}
-    monkeypatch.setattr(held, "held_place", places.get)
-    processes = HeldProcesses(bus, "r")
+    monkeypatch.setattr(blocked_processes, "held_place", places.get)
+    processes = BlockedProcesses(bus, "r")
     async with anyio.create_task_group() as renewing:
         assert processes.check({os.getpid(): 1.0}, renewing) == {}, "it spoke a moment ago"
         assert processes.check({os.getpid(): 3.0, 1: 3.0}, renewing) == places

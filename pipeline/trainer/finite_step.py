@@ -7,10 +7,10 @@ from lachesis.pipeline.trainer.packed_batch import PackedBatch, pack
 from lachesis.pipeline.trainer.sequences import TrainableBatch
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 
-__all__ = ["train_soundly"]
+__all__ = ["step_on_finite_groups"]
 
 
-def train_soundly(
+def step_on_finite_groups(
     learner: Learner, selected: TrainableBatch, pad_id: int
 ) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
     """Take the optimizer step on the selection, without groups whose own gradient is not finite.

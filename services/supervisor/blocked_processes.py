@@ -13,12 +13,12 @@ from anyio.abc import TaskGroup
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.environment.leases import leases_of
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.runtime.interpreter_hold import held_place
+from lachesis.pipeline.runtime.blocked_interpreter import held_place
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import LeaseRequest
 
-__all__ = ["AFTER_S", "HeldProcesses"]
+__all__ = ["AFTER_S", "BlockedProcesses"]
 
 AFTER_S: Final = 2.0
 """Seconds of silence after which a process is looked at: a service sends a heartbeat each second."""
@@ -26,7 +26,7 @@ _RENEW_S = 4.0
 _ANSWER_S = 2.0
 
 
-class HeldProcesses:
+class BlockedProcesses:
     """The processes of a run that are held, by pid with the line."""
 
     def __init__(self, bus: Bus, run: str) -> None:

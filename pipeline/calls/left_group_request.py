@@ -16,7 +16,7 @@ from lachesis.schemas.calls import StoredRecord, TakeUpReply, TakeUpRequest
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["LeftGroup", "Promise", "take_up"]
+__all__ = ["LeftGroup", "Promise", "request_left_group"]
 
 _ASK_TIMEOUT_S = 10.0
 
@@ -48,7 +48,7 @@ class LeftGroup(NamedTuple):
     reason: str = ""
 
 
-async def take_up(service: Service, env: str, holder: str, life: int) -> LeftGroup | None:
+async def request_left_group(service: Service, env: str, holder: str, life: int) -> LeftGroup | None:
     """Return a group of `env` for this process to go on with; None: none is left behind.
 
     It is offered to no other process for half a minute, in which the caller stores a start or an end of it. Waits for

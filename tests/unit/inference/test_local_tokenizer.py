@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.inference.client import Capabilities, InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.held_tokenizer import hold_tokenizer
+from lachesis.pipeline.inference.local_tokenizer import load_local_tokenizer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.serving.app import ServedTokens, serving_app
 from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
@@ -72,7 +72,7 @@ async def test_the_tokenizer_of_the_server_is_held_and_the_server_is_not_request
     folder, client_of = served
     client, found, paths = await client_of(build_character_tokenizer(max_length=64))
     before = await client.tokenize(TALK), await client.detokenize([3, 7, 8])
-    assert await hold_tokenizer(Directory(client), found, TokenizerSource(str(folder))) is None
+    assert await load_local_tokenizer(Directory(client), found, TokenizerSource(str(folder))) is None
     paths.clear()
     assert (await client.tokenize(TALK), await client.detokenize([3, 7, 8])) == before
     assert paths == []
@@ -85,7 +85,7 @@ async def test_the_tokenizer_of_the_server_is_held_and_the_server_is_not_request
 async def test_another_tokenizer_than_the_servers_is_not_held(served):
     folder, client_of = served
     client, found, _ = await client_of(build_character_tokenizer(max_length=64, phrases=["Hi"]))
-    reason = await hold_tokenizer(Directory(client), found, TokenizerSource(str(folder)))
+    reason = await load_local_tokenizer(Directory(client), found, TokenizerSource(str(folder)))
     assert "another tokenizer or chat template than the server" in reason
     assert client.texts is None
 
@@ -95,7 +95,7 @@ async def test_a_server_that_renders_otherwise_by_the_same_tokenizer_is_asked(se
     tokenizer = build_character_tokenizer(max_length=64)
     client, found, _ = await client_of(tokenizer)
     tokenizer.chat_template = CHAT_TEMPLATE + "{{ bos_token if messages | length > 2 else '' }}"
-    reason = await hold_tokenizer(Directory(client), found, TokenizerSource(str(folder)))
+    reason = await load_local_tokenizer(Directory(client), found, TokenizerSource(str(folder)))
     assert "renders sample conversations differently" in reason
     assert client.texts is None
 
@@ -114,5 +114,5 @@ async def test_what_cannot_be_compared_is_not_held(served, source, stated, expec
     found = Capabilities(
         model=found.model, max_model_len=64, weight_version=found.weight_version, tokenizer_hash=stated
     )
-    assert expected in await hold_tokenizer(Directory(client), found, source)
+    assert expected in await load_local_tokenizer(Directory(client), found, source)
     assert client.texts is None

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio.abc import TaskGroup
 
-__all__ = ["OneAtATime"]
+__all__ = ["SerialJobs"]
 
 
-class OneAtATime:
+class SerialJobs:
     """The jobs of `tasks`. To be used by one task."""
 
     def __init__(self, tasks: TaskGroup) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from lachesis.pipeline.common.code_place import holding_place
 from lachesis.pipeline.notices.silence import HELD_CURE
-from lachesis.pipeline.runtime.shared_note import SharedNote, read_note
+from lachesis.pipeline.runtime.process_note import ProcessNote, read_note
 from lachesis.pipeline.runtime.slow_code import SlowCode
 
 __all__ = ["HOLD_S", "INTERPRETER_HOLDS", "InterpreterHolds", "held_place"]
@@ -35,7 +35,7 @@ class InterpreterHolds:
     """The holds of this process."""
 
     def __init__(self) -> None:
-        self._note: SharedNote | None = None
+        self._note: ProcessNote | None = None
         self._armed_s = 0.0
         self._armed_ns = 0
         self._delayed_ns = 0
@@ -45,7 +45,7 @@ class InterpreterHolds:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the interpreter from a thread, until the context ends."""
-        self._note, ended = SharedNote(_NOTE), threading.Event()
+        self._note, ended = ProcessNote(_NOTE), threading.Event()
         self._arm(self._note)  # before anything can hold the interpreter
         thread = threading.Thread(target=self._watch, args=(self._note, ended), name="watches Python", daemon=True)
         thread.start()
@@ -58,7 +58,7 @@ class InterpreterHolds:
             self._note.close()
             self._note = None
 
-    def _watch(self, note: SharedNote, ended: threading.Event) -> None:
+    def _watch(self, note: ProcessNote, ended: threading.Event) -> None:
         while not ended.wait(_ARM_S):
             armed_s, armed_ns, delayed_ns = self._armed_s, self._armed_ns, self._delayed_ns
             if self._is_overdue():
@@ -67,12 +67,12 @@ class InterpreterHolds:
             if note.size:
                 self._record(note, armed_s, armed_ns, (self._delayed_ns - delayed_ns) / 1e9)
 
-    def _arm(self, note: SharedNote) -> None:
+    def _arm(self, note: ProcessNote) -> None:
         """Restart the timer in one call: between two calls another thread could take the interpreter."""
         self._armed_s, self._armed_ns, self._delayed_ns = time.monotonic(), time.time_ns(), _delayed_ns()
         faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
-    def _record(self, note: SharedNote, armed_s: float, armed_ns: int, delayed_s: float = 0.0) -> None:
+    def _record(self, note: ProcessNote, armed_s: float, armed_ns: int, delayed_s: float = 0.0) -> None:
         """Take in that the timer has ended, and for how long threads waited for a processor meanwhile."""
         self._ended_s = time.monotonic()
         late_s = (note.written_ns - armed_ns) / 1e9 - HOLD_S
