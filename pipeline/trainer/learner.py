@@ -101,6 +101,8 @@ class Learner:
         self._next_fit: StepFit | None = None
         self.spares_memory = True
         """Whether steps are divided by the memory that those before left; recorded ones are taken as they were."""
+        self.passed: tuple[int, int] | None = None
+        """Of the step under way: the sequences that are through, and all; None: no step is. Other threads read it."""
         self._last_size: StepSize | None = None
         self._compiling = CompileWatch()
         self.packing: PackingChoice | None = None
@@ -184,6 +186,7 @@ class Learner:
                 size = self._move(rate, gradient.probe)
             self._last_size = size or self._last_size
         finally:
+            self.passed = None
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         seconds = time.perf_counter() - started
@@ -337,11 +340,14 @@ class Learner:
             totals = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=self.device)
             mismatches_BS = torch.zeros(batch.sequences, MISMATCH_SUMS, dtype=torch.float64, device=self.device)
             before_BT, padded = torch.zeros(batch.tokens_BT.shape, device=self.device), 0
+            passed = 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
+                self.passed = passed, batch.sequences
                 micro = part.on(self.device, **form)
                 tokens = micro.computed_tokens
                 padded += tokens
+                passed += len(rows_b)
                 output, logprobs_BT = self._pass(micro, part.trainable_tokens, denominator)
                 if len(rows_b):
                     on_device_b = move_tensor(rows_b, self.device)

@@ -56,6 +56,8 @@ log = logging.getLogger("lachesis")
 
 _MODEL_ADVICE = "a smaller model, training.lora = {}, or a device with more memory; see `lachesis plan`"
 _LARGE_STEP_SHOWN_S = 60.0
+_LONG_STEP_S = 5.0
+"""Seconds after which a step that is still under way is shown."""
 
 
 @asynccontextmanager
@@ -106,7 +108,9 @@ class _TorchBackend:
     async def step(self, batch: LedgerBatch) -> TrainedStep:
         await self._begin_batch(batch)
         try:
-            trained = await in_thread(self._leader.ranks, self._train, batch)
+            async with background() as showing:
+                showing.start_soon(self._show_progress, batch.batch.number + 1)
+                trained = await in_thread(self._leader.ranks, self._train, batch)
         except DataError:
             self._learner.steps = batch.batch.number + 1
             raise
@@ -166,6 +170,21 @@ class _TorchBackend:
         self._service.set_note("ranks", None)
         if not begun:
             raise InfrastructureError("drained while other ranks fetched their shares")
+
+    async def _show_progress(self, step: int) -> None:
+        """Say in the heartbeat, from `_LONG_STEP_S` on, how far the step under way has come. Runs until cancelled."""
+        started_s = anyio.current_time()
+        try:
+            await anyio.sleep(_LONG_STEP_S)
+            while True:
+                passed = self._learner.passed
+                done = "" if passed is None else f", {passed[0]} of {passed[1]} sequences are through"
+                self._service.set_note(
+                    "step", f"step {step} takes {anyio.current_time() - started_s:.0f} s so far{done}"
+                )
+                await anyio.sleep(1)
+        finally:
+            self._service.set_note("step", None)
 
     def _train(self, batch: LedgerBatch) -> TrainedBatch:
         pad_id = self._policy.tokenizer.pad_token_id or 0

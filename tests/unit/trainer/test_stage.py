@@ -33,7 +33,7 @@ from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_m
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.trainer import last_evaluation, train_loop
+from lachesis.pipeline.trainer import last_evaluation, torch_backend, train_loop
 from lachesis.pipeline.trainer import stage as stage_module
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
@@ -925,3 +925,30 @@ async def test_weights_go_through_the_runs_own_server_where_the_configuration_sa
     path = await WeightsReceiver(lab.bus, "r", tmp_path / "elsewhere").path_of(record)
     found = read_weights(path, record.policy_version, expected)
     assert weights_digest(rounded(found, dtype)) == weights_digest(rounded(expected, dtype))
+
+
+async def test_a_long_step_says_how_far_it_has_come(lab, model, config, monkeypatch):
+    monkeypatch.setattr(torch_backend, "_LONG_STEP_S", 0.0)
+    small = LearnerConfig(learning_rate=1e-2, max_tokens_per_microbatch=1)
+    config = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=1, learner=small))
+    await fill(lab, model, steps=1)
+    service, go_on, passes = Service(lab.bus, "trainer", "r"), threading.Event(), []
+    compute = Learner._pass
+
+    def stopping(learner, *args):
+        passes.append(learner.passed)
+        if len(passes) == 3:
+            assert go_on.wait(60)
+        return compute(learner, *args)
+
+    monkeypatch.setattr(Learner, "_pass", stopping)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_trainer, service, config)
+        try:
+            with anyio.fail_after(60):
+                while "2 of 4 sequences are through" not in service.vitals.notes.get("step", ""):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+        finally:
+            go_on.set()
+    assert service.vitals.notes.get("step") is None
+    assert passes == [(0, 4), (1, 4), (2, 4), (3, 4)]
