@@ -156,7 +156,8 @@ def _state(row: GroupRow) -> str:
 
 def _line(row: GroupRow) -> str:
     figures = [f"score {_number(row.score)}", f"disagreement {_number(row.disagreement)}"]
-    parts = [_when(row.stored_ns), row.group, row.env, row.item or "-", *figures, _state(row), row.reason or ""]
+    posed = (row.prompt or row.item or "-")[:_ITEM_CHARS]
+    parts = [_when(row.stored_ns), row.group, row.env, posed, *figures, _state(row), row.reason or ""]
     return "  ".join(printable(part) for part in parts if part)
 
 
@@ -165,7 +166,8 @@ def _print_rows(rows: Sequence[GroupRow], older: int | None, raters: Iterable[st
         ("stored", [_when(row.stored_ns) for row in rows], False, 1),
         ("group", [row.group for row in rows], False, 0),
         ("env", [row.env for row in rows], False, 1),
-        ("item", [(row.item or "-")[:_ITEM_CHARS] for row in rows], False, 2),
+        ("item", [(row.item or "-")[:_ITEM_CHARS] for row in rows], False, 3),
+        ("prompt", [(row.prompt or row.item or "-")[:_ITEM_CHARS] for row in rows], False, 2),
         ("policy", [str(row.policy_step) for row in rows], True, 3),
         ("score", [_number(row.score) for row in rows], True, 0),
         ("low", [_number(row.low) for row in rows], True, 2),
@@ -179,6 +181,8 @@ def _print_rows(rows: Sequence[GroupRow], older: int | None, raters: Iterable[st
         ("advantage", [_number(row.advantage) for row in rows], True, 2),
         ("tokens", [str(row.tokens) for row in rows], True, 3),
     ]
+    if any(row.turns not in (None, 1) for row in rows):
+        cells.append(("turns", [_number(row.turns) for row in rows], True, 2))
     columns = [
         TableColumn(name, [Text(printable(text)) for text in texts], right, least)
         for name, texts, right, least in cells

@@ -6,7 +6,7 @@ Reads the streams alone, a stretch of ROLLOUTS at a time, so that memory does no
 import heapq
 import math
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
 import anyio
@@ -30,6 +30,7 @@ from lachesis.services.observe.groups import (
     group_row,
     group_view,
     has_text,
+    with_prompt,
 )
 from lachesis.services.observe.rollout import decided_seqs
 
@@ -68,13 +69,30 @@ async def read_group_page(
     order: GroupOrder | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GroupPage:
-    """Return up to `limit` of the groups that are wanted, the newest first.
+    """Return up to `limit` of the groups that are wanted, the newest first, with their prompts.
 
     Arguments are as in `newest_groups`. No stretch of the history is begun after `seconds`: there may be fewer then,
     though older ones are wanted. With an `order`, the first of all that are read in that time.
     """
-    found: list[GroupRow] = []
     until_s = None if seconds is None else anyio.current_time() + seconds
+    page = await _read_page(
+        bus, config, wanted, limit=limit, before=before, until_s=until_s, order=order, progress=progress
+    )
+    return page._replace(rows=await _with_prompts(bus, page.rows))
+
+
+async def _read_page(
+    bus: Bus,
+    config: RunConfig,
+    wanted: GroupFilter,
+    *,
+    limit: int,
+    before: int | None,
+    until_s: float | None,
+    order: GroupOrder | None,
+    progress: Callable[[int, int], None],
+) -> GroupPage:
+    found: list[GroupRow] = []
     async with aclosing(_stretches(bus, config, wanted, before)) as stretches:
         if order is not None:
             return await _first_in_order(stretches, order, limit=limit, until_s=until_s, progress=progress)
@@ -171,9 +189,9 @@ async def follow_groups(bus: Bus, config: RunConfig, wanted: GroupFilter) -> Asy
             except SchemaError:
                 continue  # what cannot be read decides of nothing
             if decided := decided_seqs(entry):
-                for row in await _wanted_rows(bus, config, wanted, min(decided), max(decided)):
-                    if row.seq in decided:
-                        yield row
+                rows = await _wanted_rows(bus, config, wanted, min(decided), max(decided))
+                for row in await _with_prompts(bus, [row for row in rows if row.seq in decided]):
+                    yield row
 
 
 async def read_group(bus: Bus, config: RunConfig, name: str) -> GroupView:
@@ -199,3 +217,15 @@ async def _wanted_rows(bus: Bus, config: RunConfig, wanted: GroupFilter, low: in
             except SchemaError:
                 continue  # a stage has written a dead letter of it
     return [row for row in rows if row.seq in holding]
+
+
+async def _with_prompts(bus: Bus, rows: list[GroupRow]) -> list[GroupRow]:
+    """Return the rows with what their rollouts say; one that cannot be read stays as it is."""
+    read: dict[int, GroupRow] = {}
+    by_seq = {row.seq: row for row in rows}
+    with suppress(NotFoundError):  # trimmed since the rows were read
+        async with aclosing(bus.fetch(subjects.ROLLOUTS, sorted(by_seq))) as messages:
+            async for message in messages:
+                with suppress(SchemaError):  # a stage has written a dead letter of it
+                    read[message.seq] = with_prompt(by_seq[message.seq], read_rollout(message).group)
+    return [read.get(row.seq, row) for row in rows]

@@ -31,10 +31,12 @@ __all__ = [
     "group_view",
     "has_text",
     "left_out_samples",
+    "with_prompt",
 ]
 
 MAX_SAMPLES = 1024
 """Samples of a group that are shown, and searched for a text, at most."""
+_MAX_PROMPT_CHARS = 200
 _MAX_CALLS = 256
 """Calls of a sample that are shown."""
 
@@ -70,7 +72,9 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     `state` is trained, batched, under way, left over, or what else became of it, `reason` why it was not trained or
     what it waits for. `step` is the optimizer step of its batch. `score` is the mean over samples, `low` and `high` the
     worst and the best; `disagreement` the mean over samples of the standard deviation between raters; `advantage` the
-    largest absolute one, of samples or turns; `ratings` the mean over samples by rater.
+    largest absolute one, of samples or turns; `ratings` the mean over samples by rater. `prompt` is the beginning of
+    the last message that all samples answer, and `turns` the mean number of the model's messages a sample: both are
+    known where the rollout itself was read.
     """
 
     group: str
@@ -90,6 +94,8 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     disagreement: float | None
     advantage: float | None
     ratings: dict[str, float | None] = {}
+    prompt: str | None = None
+    turns: float | None = None
 
 
 def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
@@ -121,6 +127,15 @@ def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
         advantage=max(advantages, default=None),
         ratings={rater: _mean(column) for rater, column in score.ratings.items()} if score else {},
     )
+
+
+def with_prompt(row: GroupRow, group: RolloutGroup) -> GroupRow:
+    """Return the row with what its rollout says."""
+    shared = _shared(group.messages)
+    said = [message.content for message in group.messages[0][:shared] if message.content]
+    turns = [sum(message.role == "assistant" for message in talk[shared:]) for talk in group.messages]
+    prompt = " ".join(said[-1].split())[:_MAX_PROMPT_CHARS] if said else None
+    return msgspec.structs.replace(row, prompt=prompt, turns=_mean(turns))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -487,13 +487,13 @@ class Rollouts extends View {
     if (!page.groups.length) return [element("p", { class: "quiet" }, page.before === null ? ([...this.query.keys()].length ? "No group that is stored fits." : "No group is stored yet.") : "None found yet."), foot];
     const extents = extent(page.groups.flatMap((row) => (row.low === null ? [] : [row.low, row.high])));
     const raters = [...new Set([split(this.query.get("rating") ?? "")[0], this.query.get("highest"), this.query.get("lowest")])].filter((name) => page.groups.some((row) => Object.hasOwn(row.ratings, name)));
-    const names = ["Item", "Score", "Disagreement", "Advantage", "Outcome", "Policy", "Tokens", "Stored", ...raters];
+    const names = ["Task", "Score", "Disagreement", "Advantage", "Outcome", "Policy", "Tokens", "Stored", ...raters];
     const cell = (i, attributes, ...children) => element("td", { "data-name": names[i], ...attributes }, ...children);
     const several = runFacts.environments.length > 1;
     return [element("div", { class: "scroll" }, element("table", { class: "rows" },
       element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: [2, 3, 5, 6].includes(i) || i > 7 ? "number" : null }, name)))),
       element("tbody", {}, page.groups.map((row) => element("tr", { class: "link" },
-        cell(0, { class: "title" }, groupLink(row.group, row.item ?? row.group.slice(0, 12)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
+        cell(0, { class: "title" }, groupLink(row.group, row.prompt?.slice(0, 60) ?? row.item ?? row.group.slice(0, 12)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
         cell(1, { class: "nowrap" }, element("span", {}, element("span", { class: "score-value" }, number(row.score)), spread(row, extents))),
         cell(2, { class: "number" }, number(row.disagreement)), cell(3, { class: "number" }, row.advantage === null ? "-" : `\u00b1${number(row.advantage)}`),
         cell(4, {}, element("span", { title: row.reason }, pill(outcomeText(row), TONES[row.state]))),

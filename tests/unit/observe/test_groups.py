@@ -23,7 +23,7 @@ from lachesis.schemas.rollout import Message, ToolCall
 from lachesis.schemas.sequences import VersionSpan
 from lachesis.services.observe import group_reader
 from lachesis.services.observe.group_detail import TokenWindow, read_group_detail
-from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group
+from lachesis.services.observe.group_reader import follow_groups, newest_groups, read_group, read_group_page
 from lachesis.services.observe.groups import GroupFilter, GroupOrder, GroupRow, NumberRange, has_text, left_out_samples
 
 CONFIG = RunConfig(run="r", environments={name: EnvironmentConfig(kind="x") for name in ("sums", "words")})
@@ -331,3 +331,15 @@ async def test_what_the_last_step_left_waits_for_nothing_any_more(lab) -> None:
     assert [row.reason for row in found[:2]] == ["the run took its last step without it"] * 2
     view = await read_group(lab.bus, config, waiting.id)
     assert view.row.state == "left over"
+
+
+async def test_listed_groups_show_the_last_message_that_all_answer_and_the_turns_of_a_sample(lab) -> None:
+    def talk(*answers: str) -> list[Message]:
+        said = [Message(role="system", content="Be brief."), Message(role="user", content="Where is\n Oslo?")]
+        for answer in answers:
+            said += [Message(role="assistant", content=answer), Message(role="user", content="Sure?")]
+        return said[:-1]
+
+    await lab.extend_ledger([lab.group(1, messages=[talk("Norway", "Yes"), talk("Sweden")]), lab.group(2)])
+    page = await read_group_page(lab.bus, CONFIG, GroupFilter(), limit=5)
+    assert [(row.prompt, row.turns) for row in page.rows if row.group == f"{1:032x}"] == [("Where is Oslo?", 1.5)]
