@@ -493,12 +493,18 @@ class Rollouts extends View {
     return [element("div", { class: "scroll" }, element("table", { class: "rows" },
       element("thead", {}, element("tr", {}, names.map((name, i) => element("th", { scope: "col", class: [2, 3, 5, 6].includes(i) || i > 7 ? "number" : null }, name)))),
       element("tbody", {}, page.groups.map((row) => element("tr", { class: "link" },
-        cell(0, { class: "title" }, groupLink(row.group, row.prompt?.slice(0, 60) ?? row.item ?? row.group.slice(0, 12)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
+        cell(0, { class: "title" }, groupLink(row.group, taskText(row)), several ? element("span", { class: "quiet small" }, ` ${row.env}`) : null),
         cell(1, { class: "nowrap" }, element("span", {}, element("span", { class: "score-value" }, number(row.score)), spread(row, extents))),
         cell(2, { class: "number" }, number(row.disagreement)), cell(3, { class: "number" }, row.advantage === null ? "-" : `\u00b1${number(row.advantage)}`),
         cell(4, {}, element("span", { title: row.reason }, pill(outcomeText(row), TONES[row.state]))),
         cell(5, { class: "number" }, number(row.policy_step)), cell(6, { class: "number" }, number(row.tokens)), cell(7, { class: "nowrap" }, clock(row.stored_ns)), raters.map((rater, i) => cell(8 + i, { class: "number" }, number(row.ratings[rater])))))))), foot];
   }
+}
+
+/** What a group's task is called: by its item, or by its prompt where the item's name is a hash. */
+function taskText(row) {
+  const named = row.item !== null && !/^[0-9a-f]{16}$/.test(row.item);
+  return named ? row.item : row.prompt?.slice(0, 60) ?? row.item ?? row.group.slice(0, 12);
 }
 
 /** A name and what follows its last `=` (or its first: names of raters may hold one). */
