@@ -11,7 +11,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.promotion.logic import settings_digest
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.schemas.errors import ConfigError

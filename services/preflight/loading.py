@@ -36,8 +36,8 @@ from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.loader import load_estimator
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer, load_scorer
 from lachesis.pipeline.tasks.held_out import reason_none_held_out
 from lachesis.schemas.errors import ConfigError, LachesisError

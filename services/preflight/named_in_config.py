@@ -15,11 +15,11 @@ from typing import NamedTuple
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import missing_file
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.logic.registry import strategy_names
+from lachesis.pipeline.curriculum.known_strategies import strategy_names
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import TrainerSpec, load_place
 from lachesis.pipeline.model.source import find_model
-from lachesis.pipeline.normalizer.estimators import estimator_names
+from lachesis.pipeline.normalizer.known_estimators import estimator_names
 from lachesis.pipeline.scorer import raters
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes

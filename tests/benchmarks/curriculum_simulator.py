@@ -30,7 +30,8 @@ import time
 import numpy as np
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.environment.task_sampler import DrawnItem, TaskSampler
 

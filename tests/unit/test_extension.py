@@ -22,12 +22,14 @@ from lachesis.pipeline.config.load import field_descriptions, load, settings
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import find_strategy, strategy_names
+from lachesis.pipeline.curriculum.known_strategies import strategy_names
+from lachesis.pipeline.curriculum.logic.registry import find_strategy
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig, estimator_names
+from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.loader import load_estimator
+from lachesis.pipeline.normalizer.known_estimators import estimator_names
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig

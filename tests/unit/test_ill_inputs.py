@@ -15,18 +15,19 @@ from msgspec.structs import replace
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, find_strategy, load_strategy
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
+from lachesis.pipeline.curriculum.logic.registry import find_strategy, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.library.reward_normalizer import RewardNormalizer, WelfordAccumulator
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
 from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator, group_advantage
 from lachesis.pipeline.normalizer.estimators.own import estimator
 from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable

@@ -1,41 +1,16 @@
 """From configuration to a strategy."""
 
+from typing import Any, cast
+
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import load_attribute
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.gain_per_token import GainPerToken
-from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
-from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Epoch, Pools
-from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES, strategy_names
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
-from lachesis.pipeline.extension import added, with_added
+from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "name_of", "strategy_names"]
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    "uniform": Strategy,
-    "epoch": Epoch,
-    "easy_first": EasyFirst,
-    "competence": Competence,
-    "pools": Pools,
-    "sec": SelfEvolving,
-    "irt": OnlineIRT,
-    "gain_per_token": GainPerToken,
-}
-
-
-def strategy_names() -> tuple[str, ...]:
-    """Return the names of all strategies, those of extensions too."""
-    return tuple(with_added("strategies", STRATEGIES))
-
-
-def name_of(class_name: str) -> str:
-    """Return what the configuration calls the strategy of this class.
-
-    The class's own name for one of a user.
-    """
-    return next((name for name, kind in STRATEGIES.items() if kind.__name__ == class_name), class_name)
+__all__ = ["find_strategy", "load_strategy"]
 
 
 def load_strategy(items: ItemPool, config: CurriculumConfig) -> Strategy:
@@ -49,7 +24,8 @@ def find_strategy(config: CurriculumConfig) -> type[Strategy]:
     Raises ConfigError if there is none such.
     """
     if config.strategy in STRATEGIES:
-        return STRATEGIES[config.strategy]
+        built_in: Any = load_place(STRATEGIES[config.strategy])
+        return cast("type[Strategy]", built_in)
     place, colon, name = added("strategies").get(config.strategy, config.strategy).rpartition(":")
     what = f"curriculum.strategy {config.strategy!r}"
     if not colon:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.common.number_arguments import check_kind, plain_numbers
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.known_strategies import name_of
 from lachesis.pipeline.environment.task_sampler import DrawnItem, ItemWeights, TaskSampler
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.tasks.held_out import mask_held_out
@@ -353,8 +354,6 @@ class Strategy:
 
     def _change(self, saved: _SavedStrategy) -> str | None:
         """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""
-        from lachesis.pipeline.curriculum.logic.registry import name_of  # which knows all strategies, this one too
-
         old, new = name_of(saved.strategy), name_of(type(self).__name__)
         if saved.strategy != type(self).__name__:
             return (

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from lachesis.pipeline.common.field_types import check_field_types
 from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.paths import CodeParams, CodePath
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS, estimator_names
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS, estimator_names
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["SHAPEABLE", "AdvantageConfig"]

@@ -11,10 +11,10 @@ from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute
 from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.gdpo import Gdpo
 from lachesis.pipeline.normalizer.estimators.own import EstimatorFunction, OwnEstimator
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["builtin_estimator", "describe_estimator", "group_advantage", "load_estimator"]

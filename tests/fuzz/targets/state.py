@@ -12,7 +12,8 @@ from fuzz.oracle import Target
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig

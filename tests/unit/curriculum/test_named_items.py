@@ -10,6 +10,7 @@ from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
 from lachesis.pipeline.curriculum.logic import learner as limits
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
@@ -138,9 +139,7 @@ class FixedTable(Strategy):
 
 
 def test_a_strategy_that_cannot_grow_says_which_array(monkeypatch):
-    monkeypatch.setitem(
-        __import__("lachesis.pipeline.curriculum.logic.registry", fromlist=["STRATEGIES"]).STRATEGIES, "own", FixedTable
-    )
+    monkeypatch.setitem(STRATEGIES, "own", f"{__name__}:FixedTable")
     one = learner("own")
     with pytest.raises(ConfigError, match=r"FixedTable: its array table has the shape \(32,\) for 64 items"):
         learn(one, *(reward(n, f"item {n}") for n in range(64)))

@@ -13,7 +13,8 @@ from lachesis import Environment, Task
 from lachesis.pipeline.config.evaluated import held_out_tasks
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environment.fake_inference import FakeInference

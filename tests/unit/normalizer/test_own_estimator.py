@@ -12,7 +12,6 @@ from lachesis.pipeline.health.logic.advantages import AdvantageCheck
 from lachesis.pipeline.health.logic.check import HealthWindow
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, RewardGroup
 from lachesis.pipeline.normalizer.estimators.loader import (
     builtin_estimator,
@@ -20,6 +19,7 @@ from lachesis.pipeline.normalizer.estimators.loader import (
     group_advantage,
     load_estimator,
 )
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import RewardEvent

@@ -19,12 +19,12 @@ import pytest
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail, ok, warn
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
+from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import added
 from lachesis.pipeline.inference.engines import engines
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
-from lachesis.pipeline.normalizer.estimators import ESTIMATORS
+from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.weights.config import WeightsConfig
 from lachesis.schemas.errors import ConfigError
