@@ -12,8 +12,8 @@ from typing import NamedTuple
 from lachesis.pipeline.batcher.batch_choice import choose_batch
 from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.batcher.join import Joiner, PendingRollout
+from lachesis.pipeline.batcher.whitening import whiten_batch
 from lachesis.pipeline.ledger.chain import Chain, make_batch
-from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 

@@ -11,10 +11,10 @@ from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.whitening import whiten_batch
 from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.producer_dedup import ProducerDedup, ResolvedSet
-from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     DeadLetter,

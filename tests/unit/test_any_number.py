@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lachesis.pipeline.batcher.whitening import whiten_batch
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
@@ -27,7 +28,6 @@ from lachesis.pipeline.normalizer.config.normalization import NormalizationConfi
 from lachesis.pipeline.normalizer.estimators.loader import group_advantage
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.compare.logic import ComparedGroup, ComparedRevision, compare
 from lachesis.pipeline.scorer.config import Aggregation, RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.batcher.whitening import whiten
 from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import HealthWindow, finite, graded, is_number, mean
@@ -28,7 +29,6 @@ from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, fold
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from lachesis.pipeline.batcher.whitening import whiten, whiten_batch
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.curriculum.config import CurriculumConfig
@@ -32,7 +33,6 @@ from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, de
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
-from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.pipeline.offline.compare.condition import parse_condition
 from lachesis.pipeline.offline.compare.significance import mean_interval, share_interval
 from lachesis.pipeline.offline.compare.statistics import distribution, histograms, rank_correlation, within_groups

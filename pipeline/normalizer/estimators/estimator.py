@@ -123,7 +123,7 @@ class Estimator(ABC):
     divides: ClassVar[bool] = False
     """Whether the advantages are centred rewards divided by their deviation."""
     whitens: bool = False
-    """Whether the batcher whitens the advantages over its batch; see `logic.whitening`."""
+    """Whether the batcher whitens the advantages over its batch; see `batcher.whitening`."""
 
     def __init__(self, std_floor: float = 1e-3) -> None:
         """Raises `DataError` unless `std_floor` is positive and finite."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from lachesis.pipeline.batcher.join import group_ref
-from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
+from lachesis.pipeline.batcher.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import Batch, Numerics, TrainReport
 from lachesis.schemas.planning_header import Plan

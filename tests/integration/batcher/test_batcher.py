@@ -15,13 +15,13 @@ from stages import run_batcher
 
 from lachesis.pipeline.batcher import stage as stage_module
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.whitening import whiten
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
 from lachesis.pipeline.errors import FencedError, InfrastructureError, LedgerError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import fetch_batch, fetch_groups, follow_ledger
-from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (

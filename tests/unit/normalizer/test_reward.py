@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.pipeline.batcher.whitening import whiten, whiten_batch
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
@@ -14,7 +15,6 @@ from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer, ReadyGr
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalizer.logic.reward import KEY, RewardRule
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
-from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.ledger import GroupRef
 

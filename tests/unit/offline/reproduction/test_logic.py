@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batcher.join import group_ref
+from lachesis.pipeline.batcher.whitening import whiten_batch
 from lachesis.pipeline.ledger.chain import make_batch
-from lachesis.pipeline.normalizer.logic.whitening import whiten_batch
 from lachesis.pipeline.offline.reproduction.logic import (
     BatchIngredient,
     difference,

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batcher.config import BatchingConfig
+from lachesis.pipeline.batcher.whitening import whiten
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.offline_start import OfflineStart
-from lachesis.pipeline.normalizer.logic.whitening import whiten
 from lachesis.pipeline.offline.trainer.batch_former import (
     OfflineBatchFormer,
     OfflineGroup,

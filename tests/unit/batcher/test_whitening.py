@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.pipeline.batcher.whitening import whiten, whiten_batch
 from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
-from lachesis.pipeline.normalizer.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 
