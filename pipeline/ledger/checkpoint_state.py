@@ -12,7 +12,6 @@ from lachesis.pipeline.common.small_files import read_small_file, read_small_tex
 from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, VoidBatch
 from lachesis.schemas.values import Count, from_json
 
@@ -26,7 +25,6 @@ __all__ = [
     "best_checkpoint",
     "known_checkpoints",
     "latest_checkpoint",
-    "point_to_best",
     "state_of",
     "write_pointer",
 ]
@@ -111,27 +109,6 @@ def best_checkpoint(folder: str | Path) -> Path | None:
         return None
     path = folder / name
     return path if _NAME.fullmatch(name) and path.is_dir() else None
-
-
-def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
-    """Point `best` to the checkpoint of the policy with the best held-out rate, and return it.
-
-    If this policy has no checkpoint, `best` points to the checkpoint with the nearest step, the older of two. If the
-    best policy is the one that training began with, there is no pointer, and None is returned.
-    """
-    known = known_checkpoints(folder)
-    if best.step == 0 or not known:
-        (folder / BEST).unlink(missing_ok=True)
-        return None
-
-    def distance(checkpoint: tuple[Path, TrainerState]) -> tuple[int, bool, int]:
-        state = checkpoint[1]
-        return abs(state.step - best.step), not state.policy_version.endswith(best.digest), state.step
-
-    path, _ = min(known, key=distance)
-    if best_checkpoint(folder) != path:
-        write_pointer(folder, BEST, path.name)
-    return path
 
 
 def write_pointer(folder: Path, pointer: str, name: str) -> None:

@@ -19,18 +19,21 @@ from lachesis.pipeline.common.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.errors import CheckpointError, FencedError
 from lachesis.pipeline.ledger.checkpoint_state import (
+    BEST,
     PARTIAL,
     POINTER,
     STATE,
     TrainerState,
     best_checkpoint,
+    known_checkpoints,
     write_pointer,
 )
 from lachesis.pipeline.ledger.checkpoint_sums import verify_sums, write_sums
 from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 
-__all__ = ["only_writer", "read_checkpoint", "write_checkpoint"]
+__all__ = ["only_writer", "point_to_best", "read_checkpoint", "write_checkpoint"]
 
 
 @contextmanager
@@ -92,6 +95,27 @@ def read_checkpoint(path: Path) -> TrainerState:
         return from_json(STATE, TrainerState, read_small_file(path / STATE))
     except (OSError, SchemaError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
+
+
+def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
+    """Point `best` to the checkpoint of the policy with the best held-out rate, and return it.
+
+    If this policy has no checkpoint, `best` points to the checkpoint with the nearest step, the older of two. If the
+    best policy is the one that training began with, there is no pointer, and None is returned.
+    """
+    known = known_checkpoints(folder)
+    if best.step == 0 or not known:
+        (folder / BEST).unlink(missing_ok=True)
+        return None
+
+    def distance(checkpoint: tuple[Path, TrainerState]) -> tuple[int, bool, int]:
+        state = checkpoint[1]
+        return abs(state.step - best.step), not state.policy_version.endswith(best.digest), state.step
+
+    path, _ = min(known, key=distance)
+    if best_checkpoint(folder) != path:
+        write_pointer(folder, BEST, path.name)
+    return path
 
 
 def _discard(folder: Path, name: str) -> None:

@@ -31,13 +31,13 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.ledger.chain import LedgerPosition
-from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
 from lachesis.pipeline.ledger.offline_start import OfflineStart
 from lachesis.pipeline.runtime.incidents import follow_incidents
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainer.backend import BatchRefusedError, SavedStep, TrainerBackend
-from lachesis.pipeline.trainer.checkpoint_folder import only_writer, read_checkpoint, write_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import only_writer, point_to_best, read_checkpoint, write_checkpoint
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.trainer.last_evaluation import last_evaluation
 from lachesis.pipeline.trainer.metrics import batch_figures, latencies

@@ -28,7 +28,8 @@ from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, Evaluation
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.extension import call_each
-from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, point_to_best, state_of
+from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, state_of
+from lachesis.pipeline.trainer.checkpoint_folder import point_to_best
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import LachesisError

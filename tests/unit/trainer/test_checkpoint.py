@@ -10,7 +10,6 @@ from lachesis.pipeline.ledger.checkpoint_state import (
     best_checkpoint,
     known_checkpoints,
     latest_checkpoint,
-    point_to_best,
 )
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.model.host_memory import HostCopies
@@ -18,6 +17,7 @@ from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer import checkpoint as module
 from lachesis.pipeline.trainer import checkpoint_folder
 from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpoint
+from lachesis.pipeline.trainer.checkpoint_folder import point_to_best
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
