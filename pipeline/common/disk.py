@@ -235,6 +235,7 @@ class DeferredFile:
         SHORTAGES.end(self._path)
 
     def _replace(self, content: bytes) -> None:
+        """Replace the file, as `replace_file` does, but unsynced: the writer must not wait for a slow disk."""
         partial = partial_of(self._path)
         try:
             partial.write_bytes(content)

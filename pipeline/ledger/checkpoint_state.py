@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.common.fsync import fsync
+from lachesis.pipeline.common.fsync import fsync, replace_file
 from lachesis.pipeline.common.small_files import read_small_file, read_small_text
 from lachesis.pipeline.errors import CheckpointError
 from lachesis.pipeline.ledger.chain import LedgerPosition
@@ -116,14 +116,7 @@ def write_pointer(folder: Path, pointer: str, name: str) -> None:
 
     After a crash the file has either the old or the new content.
     """
-    partial = folder / f"{PARTIAL}{pointer}"
-    try:
-        partial.write_text(name + "\n")
-        fsync(partial)
-        partial.replace(folder / pointer)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    replace_file(folder / pointer, f"{name}\n".encode())
     fsync(folder)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.common.fsync import partial_of
+from lachesis.pipeline.common.fsync import fsync, partial_of
 from lachesis.pipeline.tasks.row_stores import LinePlaces
 
 __all__ = ["RowIndex", "index_file", "load_index", "save_index"]
@@ -87,13 +87,17 @@ def load_index(file: Path | None, files: int) -> RowIndex | None:
 
 
 def save_index(file: Path | None, index: RowIndex) -> None:
-    """Store an index, and delete the oldest ones."""
+    """Store an index, and delete the oldest ones.
+
+    Unlike `replace_file`, with a partial file for each process: several may store the same index at once.
+    """
     if file is None:
         return
     partial = partial_of(file).with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.write_bytes(msgspec.msgpack.encode(index))
+        fsync(partial)
         partial.replace(file)
         kept = sorted(file.parent.glob("*.index"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
         left = [one for one in file.parent.glob("*.index.*") if one.stat().st_mtime < time.time() - _LEFT_S]

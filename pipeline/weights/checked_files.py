@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import from_json
@@ -44,9 +45,7 @@ class CheckedFiles:
         identity = _identity(path)
         if identity is None:
             return
-        partial = self._file.with_name(f"{self._file.name}.partial")
-        partial.write_bytes(msgspec.json.encode(_Record(self._boot, known | {path.name: identity})))
-        partial.replace(self._file)
+        replace_file(self._file, msgspec.json.encode(_Record(self._boot, known | {path.name: identity})))
 
     def _read(self) -> dict[str, tuple[int, int, int]]:
         try:

@@ -103,10 +103,12 @@ def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls
             made.append(identity)
         file.chmod(0o600)
         keys[identity] = _public_key(file)
-    _write(folder / "auth" / f"{config.run}.conf", accounts_config(accounts_of(config.run, table, keys), domain))
+    accounts = accounts_config(accounts_of(config.run, table, keys), domain)
+    # none of these files holds a secret, and the server may be reading each while it is replaced
+    replace_file(folder / "auth" / f"{config.run}.conf", accounts.encode())
     if tls is not None:
-        _write(folder / "tls.conf", _tls_config(tls))
-    _write(folder / "auth.conf", _include(folder))
+        replace_file(folder / "tls.conf", _tls_config(tls).encode())
+    replace_file(folder / "auth.conf", _include(folder).encode())
     kept = len(keys) - len(made)
     print(f"{seeds}: made {len(made)} keys ({', '.join(made) or 'none'}), kept {kept}")
     for file in sorted(seeds.glob("*.nk")):
@@ -201,10 +203,3 @@ def _tls_config(tls: ServerTls) -> str:
     lines = [f"  {name}: {msgspec.json.encode(str(path)).decode()}" for name, path in files.items() if path]
     verify = ["  verify: true  # clients have certificates, too"] if tls.client_ca else []
     return "\n".join(["tls {", *lines, *verify, "}", ""])
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace a file that holds no secret, at once; the server may be reading it."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)

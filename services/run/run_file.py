@@ -5,13 +5,13 @@ user can read it (an address may hold a password), that it belongs to its folder
 user's file is overwritten: beside a `run.toml` that was written by hand it is `run.effective.toml`.
 """
 
-import os
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.common.fsync import replace_file
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
@@ -59,7 +59,7 @@ async def write_run_file(config: RunConfig) -> Path:
     if _says(file, config):
         return file
     text = _HEADER.format(run=config.run) + to_toml(msgspec.structs.replace(config, folder="."))
-    await write_when_room(file, partial(_replace, file, text))
+    await write_when_room(file, partial(replace_file, file, text.encode(), private=True))
     return file
 
 
@@ -69,13 +69,3 @@ def _says(file: Path, config: RunConfig) -> bool:
         return file.is_file() and load(run_config_type(), file=file).config == wanted
     except ConfigError:
         return False  # another build's, or one that was edited badly: it is rewritten
-
-
-def _replace(file: Path, text: str) -> None:
-    partial_file = file.with_name(f".{file.name}.partial")
-    partial_file.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    partial_file.replace(file)

@@ -98,14 +98,14 @@ def test_everything_in_a_checkpoint_is_synced_before_it_gets_its_name_and_its_na
         ("fsync", partial),
         ("rename", f"{CHECKPOINTS}/{name}"),
         ("fsync", CHECKPOINTS),
-        ("fsync", f"{CHECKPOINTS}/.partial-latest"),
+        ("fsync", f"{CHECKPOINTS}/.latest.partial"),
         ("rename", f"{CHECKPOINTS}/latest"),
         ("fsync", CHECKPOINTS),
     ]
 
 
 @pytest.mark.parametrize(
-    "forgotten", ["model.safetensors", "optimizer.safetensors", "trainer.json", "B3SUMS", ".partial-latest"]
+    "forgotten", ["model.safetensors", "optimizer.safetensors", "trainer.json", "B3SUMS", ".latest.partial"]
 )
 def test_a_file_that_is_not_synced_is_noticed(root, learner, forgotten, make_disk):
     disk = make_disk(skip=lambda path: path.name == forgotten)

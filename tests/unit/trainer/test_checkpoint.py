@@ -134,7 +134,7 @@ def test_half_written_folders_are_never_the_latest(tmp_path, small_policy):
     save(tmp_path, policy, Learner(policy.model, CONFIG))
     (tmp_path / ".partial-step-00000009").mkdir()
     (tmp_path / ".partial-step-00000009" / "model.safetensors").write_bytes(b"half")
-    (tmp_path / ".partial-latest").write_text("step-000")
+    (tmp_path / ".latest.partial").write_text("step-000")
     assert latest_checkpoint(tmp_path).name == "step-00000000"
 
 
