@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EXTENSIONS = ROOT / "pipeline" / "extensions"
-GROUP = "lachesis.extensions"
+GROUPS = ("lachesis.extensions", "lachesis.commands")
 _LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 
@@ -43,7 +43,7 @@ def main() -> int:
         todo += [
             (f"lachesis {' '.join(command)} without {name}", copy, ["-m", "lachesis", *command])
             for name, copy in copies.items()
-            for command in (["run"], ["config", "show"], ["env", "list"], ["doctor"])
+            for command in (["--help"], ["env", "--help"], ["run"], ["config", "show"], ["env", "list"], ["doctor"])
         ]
         failed = any(list(threads.map(run, *zip(*todo, strict=True))))
         if wanted.tests:  # afterwards: they take all cores by themselves
@@ -88,9 +88,11 @@ def describe(target: Path) -> None:
     folder = target / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project["entry-points"].get(GROUP, {})
-    text = "".join(f"{name} = {place}\n" for name, place in points.items())
-    (folder / "entry_points.txt").write_text(f"[{GROUP}]\n{text}")
+    text = ""
+    for group in GROUPS:
+        points = project["entry-points"].get(group, {})
+        text += "".join((f"[{group}]\n", *(f"{name} = {place}\n" for name, place in points.items())))
+    (folder / "entry_points.txt").write_text(text)
 
 
 def run(what: str, folder: Path, command: Sequence[str]) -> int:

@@ -2,8 +2,8 @@
 
 An extension ties the pipeline to somebody else's project. It is one `Extension` value, which a package offers as an
 entry point of the group `lachesis.extensions`; the built-in ones, in `pipeline/extensions/`, are found the same way.
-Its commands are entry points of the group `lachesis.commands` (see `services/cli/commands.py`), so that `lachesis
---help` imports none of it.
+Its commands, and those that it adds to a group such as `lachesis env`, are entry points of the group
+`lachesis.commands` (see `services/cli/commands.py`), so that `lachesis --help` imports none of it.
 Guarantees that nothing in the pipeline depends on an extension: it is reached by names in this value alone, and what it
 needs is imported when it is used. Two extensions that add the same name are refused, and so is one that adds a name of
 the pipeline's own.

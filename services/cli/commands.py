@@ -1,17 +1,19 @@
 """The table of commands: the help line of each, and the module that it is imported from when called.
 
-Further ones are entry points of the group `lachesis.commands` of installed packages: functions as typer runs them.
+Further ones are entry points of the group `lachesis.commands` of installed packages: functions as typer runs them. The
+entry point `env.NAME` adds a command to the group `env`.
 
 A command's options, help and work are in one module, which imports whatever the work needs. `lachesis --help` imports
 none of them, so it answers at once, and a process that only runs raters never imports what only training needs.
 """
 
 import importlib
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from lachesis import __version__
@@ -27,7 +29,7 @@ GROUP = "lachesis.commands"
 class Command(NamedTuple):
     """A command, or a group of commands: its name, `module:function`, and its line in the help.
 
-    The module is one of `services.cli`, unless an installed `package` adds the command.
+    The module is one of `services.cli`, unless an installed `package` adds the command. `GROUP.NAME`: one in a group.
     """
 
     name: str
@@ -107,12 +109,12 @@ COMMANDS = {
 """Every command by name, in the order in which the help lists them."""
 
 
-def _of_packages() -> list[Command]:
-    """Return the commands that installed packages add; a name that is taken stays whose it is."""
-    found = (point for point in entry_points(group=GROUP) if point.name not in COMMANDS)
+def _of_packages(group: str = "") -> list[Command]:
+    """Return the commands that installed packages add to a group, or beside the groups."""
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name.rpartition(".")[0] == group}
     return [
-        Command(point.name, point.value, f"A command of the package {_package_of(point)}.", package=point)
-        for point in sorted(found, key=lambda one: one.name)
+        Command(name, point.value, f"A command of the package {_package_of(point)}.", package=point)
+        for name, point in sorted(found.items())
     ]
 
 
@@ -151,11 +153,32 @@ def load_command(command: Command) -> Any:
 
 def _as_typer_runs(command: Command, target: Any) -> Any:
     loaded = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    if command.is_group:
-        loaded.add_typer(target, name=command.name)
-    else:
-        loaded.command(command.name, hidden=command.hidden)(target)
-    return get_group(loaded).commands[command.name]
+    name = command.name.rpartition(".")[2]
+    if not command.is_group:
+        loaded.command(name, hidden=command.hidden)(target)
+        return get_group(loaded).commands[name]
+    loaded.add_typer(target, name=name)
+    group: Any = get_group(loaded).commands[name]
+    for one in _of_packages(name):
+        own_name = one.name.rpartition(".")[2]
+        if own_name not in group.commands:
+            group.add_command(_load_or_defer(one), own_name)
+    return group
+
+
+def _load_or_defer(command: Command) -> Any:
+    """Return a command of a group, which is loaded with it; one that fails says so when it is called."""
+    try:
+        return load_command(command)
+    except StartupError as error:
+        return TyperCommand(
+            command.name, callback=partial(_fail, error), help=command.help, add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )  # fmt: skip
+
+
+def _fail(error: StartupError) -> NoReturn:
+    raise error
 
 
 class _Commands(TyperGroup):
@@ -195,6 +218,6 @@ def _list_command(command: Command) -> None:
         app.command(command.name, help=command.help, hidden=command.hidden)(lambda: None)
 
 
-_ALL = {command.name: command for command in (*COMMANDS.values(), *_of_packages())}
+_ALL = {**COMMANDS, **{command.name: command for command in _of_packages() if command.name not in COMMANDS}}
 for _command in _ALL.values():
     _list_command(_command)

@@ -13,8 +13,6 @@ from lachesis.pipeline.environment.source_files import SourceFile, scan_files
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.env_agent import env_agent
-from lachesis.services.cli.env_atropos import env_atropos
 from lachesis.services.cli.env_new import env_new
 from lachesis.services.cli.env_test_command import env_test
 from lachesis.services.cli.env_verify import env_verify
@@ -25,8 +23,6 @@ __all__ = ["env_app", "env_list", "env_show"]
 
 env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 env_app.command("new")(env_new)
-env_app.command("agent")(env_agent)
-env_app.command("atropos")(env_atropos)
 env_app.command("test")(env_test)
 env_app.command("verify")(env_verify)
 

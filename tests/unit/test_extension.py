@@ -36,7 +36,7 @@ from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.commands import Command, load_command
+from lachesis.services.cli.commands import COMMANDS, Command, load_command
 from lachesis.services.cli.up import describe_extensions
 from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight import machine
@@ -256,6 +256,20 @@ def test_a_command_that_cannot_be_loaded_is_named_with_its_package(
     install("plums", "TREES = 3")
     with pytest.raises(StartupError, match=r"the command 'shake' of .* cannot be loaded .*; install another version"):
         load_command(command_of(place))
+
+
+def test_a_command_joins_a_group_and_one_that_fails_leaves_the_others(
+    install: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("plums", "def shake() -> None:\n    print('plums fall')")
+    entries = "[lachesis.commands]\nenv.shake = plums:shake\nenv.list = plums:shake\nenv.rot = plums:nothing\n"
+    (tmp_path / "plums-1.0.dist-info" / "entry_points.txt").write_text(entries)
+    env = load_command(COMMANDS["env"])
+    env.main(args=["shake"], standalone_mode=False)
+    assert capsys.readouterr().out == "plums fall\n"
+    assert env.commands["list"].help.startswith("List the built-in environments"), "a name that is taken stays"
+    with pytest.raises(StartupError, match=r"the command 'env.rot' of plums cannot be loaded .*; install another"):
+        env.main(args=["rot", "--fast", "7"], standalone_mode=False)
 
 
 async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[str, str], None], lab: Any) -> None:

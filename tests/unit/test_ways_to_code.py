@@ -66,7 +66,7 @@ FREE_FIELDS = {
     "pipeline.evaluator.logic.model_summary.InferenceSample": "shown",
     "services.agent.catalog.CatalogEntry": "read from source that is not run; what is chosen passes the policy",
     "services.agent.draft.DraftField": "shown",
-    "services.cli.env_agent.AgentReport": "shown",
+    "pipeline.extensions.endpoint.command.AgentReport": "shown",
     "services.cli.env_test_command.InferenceReport": "shown",
     "services.observe.groups.GroupView": "shown",
 }  # fmt: skip

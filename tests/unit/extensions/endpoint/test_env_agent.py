@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from lachesis.services.cli.environments import env_app
+from lachesis.services.cli.commands import app
 
 pytestmark = [pytest.mark.outside, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ def broken(task):
 
 
 def env_agent(*arguments: str) -> Result:
-    return CliRunner().invoke(env_app, ["agent", *arguments])
+    return CliRunner().invoke(app, ["env", "agent", *arguments])
 
 
 def test_a_program_is_tried_as_one_sample_and_its_calls_and_tokens_are_shown() -> None:

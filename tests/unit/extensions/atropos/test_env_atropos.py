@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lachesis.services.cli import up as up_module
-from lachesis.services.cli.environments import env_app
+from lachesis.services.cli.commands import app
 
 RUN = """
 model = "model"
@@ -30,7 +30,7 @@ def invoke(tmp_path, monkeypatch):
     monkeypatch.setattr(up_module, "bring_up", lambda options: seen.append(options.config()))
 
     def run(*arguments):
-        result = CliRunner().invoke(env_app, ["atropos", *arguments, "--config", "run.toml"])
+        result = CliRunner().invoke(app, ["env", "atropos", *arguments, "--config", "run.toml"])
         return seen, result
 
     return run
