@@ -28,6 +28,7 @@ __all__ = [
     "EngineSpec",
     "EnvironmentKind",
     "Extension",
+    "ForeignClasses",
     "HeldSocket",
     "ServiceSpec",
     "Setting",
@@ -37,6 +38,7 @@ __all__ = [
     "added",
     "call_each",
     "extensions",
+    "foreign_classes",
     "load_place",
     "wanted_trackers",
     "with_added",
@@ -61,6 +63,24 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignClasses:
+    """Classes of another project that a kind of environment runs: subclasses of `base`, which its `package` defines.
+
+    They are found in source, and offered to agents. The kind has the parameters `place`, which names one, `settings` of
+    it, and `python`, an interpreter that has the package.
+    """
+
+    base: str
+    package: str
+    settings_class: str
+    """Attribute of such a class that names the class of its settings."""
+    params: tuple[str, ...] = ()
+    """All parameters of the kind but `place` and `settings`."""
+    model_setting: str | None = None
+    """Its setting that is the run's model unless it is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentKind:
     """A kind of environment. `place`: `module:Class` of a `lachesis.Environment`.
 
@@ -75,6 +95,7 @@ class EnvironmentKind:
     """A parameter, and a function that returns what can be chosen for it; `StartupError` where a package is missing."""
     renders_prompts: bool = False
     """Whether its own code renders prompts, so that `chat_template_kwargs` would change nothing."""
+    classes: ForeignClasses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +233,8 @@ class Extension:
     importers: Mapping[str, str] = field(default_factory=dict)
     """Functions by the name that `lachesis import --from` gives: each reads a JSON line as a group (`ReadLine` in
     `offline/archive/logic/foreign_lines.py`)."""
+    policies: Mapping[str, str] = field(default_factory=dict)
+    """Policies for agents (`config/policy.py`) by the name that `lachesis mcp --policy` gives: `module:NAME`."""
     doctor: str | None = None
     """Function that gets the configuration and yields a `DoctorFinding` for all that it looks at."""
 
@@ -252,6 +275,11 @@ def with_added(what: str, own: Mapping[str, T]) -> dict[str, T]:
     return {**own, **added(what)}
 
 
+def foreign_classes() -> dict[str, ForeignClasses]:
+    """Return by kind of environment the classes of other projects that it runs."""
+    return {name: kind.classes for name, kind in added("environments").items() if kind.classes is not None}
+
+
 def wanted_trackers(config: Any) -> dict[str, TrackerSpec]:
     """Return by setting the trackers that the configuration of a run wants."""
     return {setting: spec for setting, spec in added("trackers").items() if spec.is_wanted(config)}
@@ -283,11 +311,10 @@ def access_of(scope: Scope) -> dict[str, Access]:
     return access_table(scope, further)
 
 
-def load_place(place: str) -> Callable[..., Any]:
+def load_place(place: str) -> Any:
     """Import what `module:NAME` names."""
     module, _, name = place.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return loaded
+    return getattr(importlib.import_module(module), name)
 
 
 def _call(one: Extension, what: str, *given: Any) -> Any:

@@ -1,6 +1,6 @@
 """An operator's policy: which settings others may change, and within which bounds.
 
-A policy is a TOML file, or the name of a preset:
+A policy is a TOML file, or the name of a preset, which an extension adds:
 
     preset = "rl"                     # optional: what is below adds to it
     others = "free"                   # settings that no rule names: free (the default) or locked
@@ -42,16 +42,17 @@ from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import NO_TOML
+from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["PRESETS", "ConfigPolicy", "FieldRule", "load_policy"]
+__all__ = ["ConfigPolicy", "FieldRule", "load_policy", "presets"]
 
 _BUILTIN = re.compile(r"[A-Za-z0-9_+@-]+")
 """What is no module, file or attribute: code of one's own is named with a colon."""
 
 
 _CODE_PARAMS = frozenset({"place", "python"})
-"""Parameters of the kinds `atropos` and `steps` that name what is run; a rule for all parameters does not free them."""
+"""Parameters of kinds of environments that name what is run; a rule for all parameters does not free them."""
 
 
 class FieldRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,56 +178,21 @@ def _fits(pattern: str, path: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), path) is not None
 
 
-def _locked(value: Any = msgspec.UNSET) -> FieldRule:
-    return FieldRule(locked=True, value=value)
-
-
-PRESETS: dict[str, ConfigPolicy] = {
-    "rl": ConfigPolicy(
-        preset="rl",
-        others="free",
-        fields={
-            "model": _locked(),
-            "gateway.host": _locked(),
-            "gateway.port": _locked(),
-            "environments.*.longest_tokens": _locked(8192),
-            "environments.*.concurrency": _locked(2048),
-            "training.steps": _locked(2500),
-            "training.lora.rank": _locked(32),
-            "training.learner.learning_rate": _locked(4e-5),
-            "training.learner.max_tokens_per_microbatch": _locked(9000),
-            "environments.*.samples": FieldRule(value=16),
-            "batching.batch_size": FieldRule(value=128),
-        },
-        names={
-            "tokenizer_name": "model",
-            "rollout_server_url": "gateway.port",
-            "max_token_length": "environments.*.longest_tokens",
-            "max_num_workers": "environments.*.concurrency",
-            "total_steps": "training.steps",
-            "lora_rank": "training.lora.rank",
-            "learning_rate": "training.learner.learning_rate",
-            "max_token_trainer_length": "training.learner.max_tokens_per_microbatch",
-            "group_size": "environments.*.samples",
-            "batch_size": "batching.batch_size",
-            "steps_per_eval": "evaluate.every_steps",
-            "wandb_project": "training.wandb.project",
-            "wandb_name": "run",
-        },
-    )
-}
-"""`rl`: the settings that users of Atropos' agent tools know, with those tools' values."""
+def presets() -> dict[str, ConfigPolicy]:
+    """Return by name the policies that extensions add."""
+    return {name: load_place(place) for name, place in added("policies").items()}
 
 
 def load_policy(given: str) -> ConfigPolicy:
     """Return the policy in a file, or the preset of that name. Raises `ConfigError`."""
-    if given in PRESETS:
-        return PRESETS[given]
+    known = presets()
+    if given in known:
+        return known[given]
     try:
         text = read_small_text(Path(given))
     except OSError as error:
-        known = ", ".join(PRESETS)
-        raise ConfigError(f"cannot read the policy {given}: {error.strerror}; presets: {known}") from error
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"cannot read the policy {given}: {error.strerror}; presets: {names}") from error
     try:
         policy = msgspec.convert(tomllib.loads(text), ConfigPolicy)
     except (*NO_TOML, msgspec.ValidationError) as error:
@@ -234,9 +200,10 @@ def load_policy(given: str) -> ConfigPolicy:
     policy = msgspec.structs.replace(policy, others=policy.others or "free")
     if policy.preset is None:
         return policy
-    if policy.preset not in PRESETS:
-        raise ConfigError(f"the policy {given}: no preset {policy.preset!r}; known: {', '.join(PRESETS)}")
-    base = PRESETS[policy.preset]
+    if policy.preset not in known:
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"the policy {given}: no preset {policy.preset!r}; known: {names}")
+    base = known[policy.preset]
     return msgspec.structs.replace(
         policy, fields={**base.fields, **policy.fields}, names={**base.names, **policy.names}
     )

@@ -1,8 +1,8 @@
 """Finds the environments of installed packages by files and entry points, without importing any.
 
-It searches packages that need lachesis-rl, atroposlib or verifiers, and the modules that entry points of the group
-`lachesis.environments` name (`name = "module:Class"`), editable installs among them. Guarantees that a package that
-cannot be read is named and hides no other.
+It searches packages that need lachesis-rl, verifiers or a project whose classes an extension runs, and the modules that
+entry points of the group `lachesis.environments` name (`name = "module:Class"`), editable installs among them.
+Guarantees that a package that cannot be read is named and hides no other.
 """
 
 import re
@@ -19,12 +19,12 @@ from lachesis.pipeline.common.safe_text import encodable
 from lachesis.pipeline.common.secret_texts import error_text
 from lachesis.pipeline.environment.source_files import SourceFile, scan_files
 from lachesis.pipeline.environment.source_scan import FoundEnvironment
+from lachesis.pipeline.extension import foreign_classes
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ENTRY_POINTS", "InstalledEnvironment", "InstalledEnvironments", "scan_installed"]
 
 ENTRY_POINTS = "lachesis.environments"
-_FRAMEWORKS = frozenset({"lachesis-rl", "atroposlib", "verifiers"})
 _MAX_PACKAGES = 1000
 """Packages that are looked into."""
 _MAX_FILES = 2000
@@ -108,7 +108,8 @@ def _modules(
 def _needs_framework(package: Distribution) -> bool:
     names = (_NAME.match(requirement) for requirement in package.requires or ())
     needed = {re.sub(r"[-_.]+", "-", name.group()).lower() for name in names if name}
-    return not _FRAMEWORKS.isdisjoint(needed)
+    frameworks = {"lachesis-rl", "verifiers", *(one.package for one in foreign_classes().values())}
+    return not frameworks.isdisjoint(needed)
 
 
 def _file_of(module: str, where: list[str]) -> Path | None:

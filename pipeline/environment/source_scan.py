@@ -1,20 +1,21 @@
 """Finds environments in Python source without running it, with their docstrings and settings.
 
-From the bytes of one module it returns its environments: subclasses of `lachesis.Environment` and of Atropos'
-`BaseEnv`, and the functions with which verifiers loads one (`load_environment`). Guarantees that nothing of the source
-is run or imported, so a default is shown as it is written. Base classes are followed within the text alone; one from
-elsewhere is known by its name.
+From the bytes of one module it returns its environments: subclasses of `lachesis.Environment` and of the classes of
+other projects that an extension runs, and the functions with which verifiers loads one (`load_environment`). Guarantees
+that nothing of the source is run or imported, so a default is shown as it is written. Base classes are followed within
+the text alone; one from elsewhere is known by its name.
 """
 
 import ast
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from lachesis.pipeline.common.safe_text import encodable
+from lachesis.pipeline.extension import foreign_classes
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["MAX_SOURCE_BYTES", "EnvironmentField", "FoundEnvironment", "find_environments"]
@@ -32,13 +33,7 @@ _MAX_TEXT_CHARS = 4000
 _MAX_BASES = 16
 """Bases that are followed of a class, and classes that are followed from one to its bases."""
 
-Family: TypeAlias = Literal["lachesis", "atropos", "verifiers"]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-
-_FAMILIES: dict[str, Family] = {"Environment": "lachesis", "BaseEnv": "atropos"}
-_MARKS = (b"Environment", b"BaseEnv", b"load_environment")
-"""A module without any of them defines no environment, and is not parsed."""
-_PACKAGES: dict[Family, tuple[str, ...]] = {"lachesis": ("lachesis",), "atropos": ("atroposlib",), "verifiers": ()}
 
 
 class EnvironmentField(Struct, frozen=True, kw_only=True):
@@ -59,8 +54,8 @@ class FoundEnvironment(Struct, frozen=True, kw_only=True):
 
     name: str
     """Name of the class; of verifiers' environments, of the function."""
-    family: Family
-    """The project that defines its interface."""
+    family: str
+    """The project that defines its interface: lachesis, verifiers, or the kind of environment that runs it."""
     line: int
     """Line of its definition."""
     docstring: str | None = None
@@ -83,7 +78,8 @@ def find_environments(source: bytes) -> list[FoundEnvironment]:
     """
     if len(source) > MAX_SOURCE_BYTES:
         raise ConfigError(f"is larger than {MAX_SOURCE_BYTES} bytes")
-    if not any(mark in source for mark in _MARKS):
+    bases = ["Environment", "load_environment", *(one.base for one in foreign_classes().values())]
+    if not any(base.encode() in source for base in bases):  # it defines no environment, and is not parsed
         return []
     if source.count(b"{") > _MAX_BRACES:
         raise ConfigError(f"has more than {_MAX_BRACES} braces: move its data to another file")
@@ -107,6 +103,10 @@ class _Module:
         self._classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         if len(self._classes) > _MAX_CLASSES:
             raise ConfigError(f"has more than {_MAX_CLASSES} classes")
+        self._foreign = foreign_classes()
+        self._families = {("Environment", "lachesis"): "lachesis"}
+        self._families |= {(one.base, one.package): family for family, one in self._foreign.items()}
+        """By base class and its package."""
         self._settings = 0
         self._read_fields: dict[ast.AST, list[EnvironmentField]] = {}
         """By the node that has them: environments may share theirs."""
@@ -137,10 +137,10 @@ class _Module:
         takes_any = any(_text(one.annotation) == "EnvConfig" for one in node.args.args)
         return node.name == "load_environment" and self._uses_verifiers and not takes_any
 
-    def _class(self, node: ast.ClassDef, family: Family) -> FoundEnvironment:
+    def _class(self, node: ast.ClassDef, family: str) -> FoundEnvironment:
         lineage = self._lineage(node)
-        if family == "atropos":
-            fields = self._config_fields(lineage)
+        if family in self._foreign:
+            fields = self._config_fields(lineage, self._foreign[family].settings_class)
         else:
             makers = (_method(one, "__init__") for one in lineage)
             maker = next((one for one in makers if one is not None), None)
@@ -154,9 +154,9 @@ class _Module:
             fields=fields,
         )
 
-    def _config_fields(self, lineage: list[ast.ClassDef]) -> list[EnvironmentField]:
-        """Return the fields of the pydantic class that `env_config_cls` names, and of its bases in this module."""
-        values = (_assigned(one, "env_config_cls") for one in lineage)
+    def _config_fields(self, lineage: list[ast.ClassDef], attribute: str) -> list[EnvironmentField]:
+        """Return the fields of the pydantic class that the attribute names, and of its bases in this module."""
+        values = (_assigned(one, attribute) for one in lineage)
         named = next((value.id for value in values if isinstance(value, ast.Name)), "")
         config = self._classes.get(named)
         found: dict[str, EnvironmentField] = {}
@@ -184,7 +184,7 @@ class _Module:
             found += [one for one in inner if one is not None and one not in found]
         return found
 
-    def _family(self, node: ast.ClassDef) -> Family | None:
+    def _family(self, node: ast.ClassDef) -> str | None:
         """Return the project of its base class; None if the name is not known, or is of another package."""
         for base in (base for kind in self._lineage(node) for base in kind.bases[:_MAX_BASES]):
             if isinstance(base, ast.Name) and base.id not in self._classes:
@@ -193,8 +193,8 @@ class _Module:
                 module, name = self._imported.get(base.value.id, (base.value.id, ""))[0], base.attr
             else:
                 continue
-            family = _FAMILIES.get(name)
-            if family is not None and module.partition(".")[0] in _PACKAGES[family]:
+            family = self._families.get((name, module.partition(".")[0]))
+            if family is not None:
                 return family
         return None
 

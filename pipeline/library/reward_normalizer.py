@@ -1,4 +1,4 @@
-"""The running reward normalizer of Atropos: update the statistics first, then normalize with them.
+"""A running reward normalizer: update the statistics first, then normalize with them.
 
 It normalizes batches of rewards in arrival order. The result depends on that order, so replicas cannot agree and a
 replay needs the same arrivals; the pipeline's own stage uses the windows of `logic` instead. Updating first also bounds
@@ -96,7 +96,7 @@ class WelfordAccumulator:
 
 
 class RewardNormalizer:
-    """Update-then-normalize over one shared statistic, as Atropos' `RewardNormalizer`.
+    """Update-then-normalize over one shared statistic.
 
     zscore: (x - mean) / (std + eps), zeros where std < eps. minmax: (x - min) / (max - min + eps), 0.5 where the range
     is below eps. none: rewards as they are, unseen by the statistics. Afterwards values are clipped to [-clip, clip];
@@ -187,7 +187,7 @@ class RewardNormalizer:
         return {**settings, "accumulator": self._accumulator.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace settings and statistics by what `state_dict` returned, here or in Atropos.
+        """Replace settings and statistics by what `state_dict` returned, here or elsewhere.
 
         Raises `DataError` when an entry is missing or is no statistic, and `ConfigError` on settings that are none.
         Then nothing has changed.

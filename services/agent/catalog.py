@@ -5,7 +5,7 @@ Nothing is imported to find them.
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.installed import scan_installed
 from lachesis.pipeline.environment.load import environment_kinds
 from lachesis.pipeline.environment.source_files import scan_files
-from lachesis.pipeline.environment.source_scan import EnvironmentField, Family, FoundEnvironment
+from lachesis.pipeline.environment.source_scan import EnvironmentField, FoundEnvironment
+from lachesis.pipeline.extension import ForeignClasses, foreign_classes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 
-__all__ = ["ATROPOS_KIND", "CatalogEntry", "list_environments", "select_environment"]
+__all__ = ["CatalogEntry", "list_environments", "select_environment"]
 
-ATROPOS_KIND = "atropos"
 _NEEDS_PYTHON = (
-    "it needs an interpreter that has atroposlib, and none is named: the operator gives one by `lachesis mcp "
-    '--atropos-python`, or rl_edit_config("python", "atropos/bin/python") does'
+    "it needs an interpreter that has {package}, and none is named: the operator gives one by `lachesis mcp "
+    '--{kind}-python`, or rl_edit_config("python", "{kind}/bin/python") does'
 )
 _VERIFIERS = "an environment of verifiers cannot be run by its source alone: wrap it as a lachesis.Environment"
 _MAX_SECTION_CHARS = 64
@@ -35,15 +35,15 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An environment that can be selected. `kind`: what a configuration names it by; None: as `name` has it there.
 
     `section`: its name under [environments]. `params`: what else [environments.NAME.params] has. `fields`: its own
-    settings, `environments.NAME.params`, or `params.settings` of a class of Atropos. `problem`: why it cannot be
-    selected, and what to do instead. `note`: what is to be set before a run.
+    settings, `environments.NAME.params`, or `params.settings` of a class of another project. `problem`: why it cannot
+    be selected, and what to do instead. `note`: what is to be set before a run.
     """
 
     name: str
     section: str
     kind: str | None
     params: dict[str, Any] = {}
-    family: Family | None = None
+    family: str | None = None
     file_path: str | None = None
     description: str | None = None
     fields: list[EnvironmentField] = []
@@ -51,21 +51,26 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
     @property
+    def classes(self) -> ForeignClasses | None:
+        """The classes of another project that it is one of."""
+        return None if self.kind is None else foreign_classes().get(self.kind)
+
+    @property
     def own(self) -> str:
         """Where its own settings lie: the path with a dot at the end."""
-        below = "params.settings" if self.kind == ATROPOS_KIND else "params"
+        below = "params" if self.classes is None else "params.settings"
         return f"environments.{self.section}.{below}."
 
 
 def list_environments(
-    config: RunConfig, folders: Sequence[Path], atropos_python: str | None = None
+    config: RunConfig, folders: Sequence[Path], pythons: Mapping[str, str] | None = None
 ) -> list[CatalogEntry]:
     """Return the environments that can be selected.
 
-    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones. `atropos_python`:
-    an interpreter with atroposlib; by default the one that the configuration names for another class of Atropos.
+    Those of the configuration, of files in `folders`, of installed packages, and the built-in ones. `pythons`: by kind
+    an interpreter for classes of another project; by default the one that the configuration names for another of them.
     """
-    python = atropos_python or _atropos_python(config)
+    interpreters = {**_configured_pythons(config), **(pythons or {})}
     found = [
         CatalogEntry(name=name, section=name, kind=None, description=f"in the configuration: {env.kind}")
         for name, env in config.environments.items()
@@ -73,9 +78,9 @@ def list_environments(
     for folder in folders:
         for file in scan_files(folder):
             path = str(Path(file.path).absolute())
-            found += [_entry(env, env.name, f"{path}:{env.name}", path, python) for env in file.environments]
+            found += [_entry(env, env.name, f"{path}:{env.name}", path, interpreters) for env in file.environments]
     found += [
-        _entry(one.environment, one.entry_point or one.environment.name, one.kind, one.path, python)
+        _entry(one.environment, one.entry_point or one.environment.name, one.kind, one.path, interpreters)
         for one in scan_installed().environments
     ]
     found += [
@@ -85,26 +90,31 @@ def list_environments(
     return _unique(found)
 
 
-def _atropos_python(config: RunConfig) -> str | None:
-    """Return the interpreter that the configuration names for another class of Atropos; None: it names none."""
-    named = (env.params.get("python") for env in config.environments.values() if env.kind == ATROPOS_KIND)
-    return next((python for python in named if isinstance(python, str)), None)
+def _configured_pythons(config: RunConfig) -> dict[str, str]:
+    """Return by kind the first interpreter that the configuration names."""
+    named = [(env.kind, env.params.get("python")) for env in config.environments.values()]
+    return {kind: python for kind, python in reversed(named) if isinstance(python, str)}
 
 
-def _entry(env: FoundEnvironment, name: str, kind: str, path: str, python: str | None) -> CatalogEntry:
-    is_atropos = env.family == "atropos"
-    needs_python = is_atropos and python is None and importlib.util.find_spec("atroposlib") is None
+def _entry(env: FoundEnvironment, name: str, place: str, path: str, pythons: Mapping[str, str]) -> CatalogEntry:
+    kind, params, note = place, dict[str, Any](), None
+    if (classes := foreign_classes().get(env.family)) is not None:
+        kind, params = env.family, {"place": place}
+        if kind in pythons:
+            params["python"] = pythons[kind]
+        elif importlib.util.find_spec(classes.package) is None:
+            note = _NEEDS_PYTHON.format(package=classes.package, kind=kind)
     return CatalogEntry(
         name=name,
         section=_section(name),
-        kind=ATROPOS_KIND if is_atropos else kind,
-        params={"place": kind, **({} if python is None else {"python": python})} if is_atropos else {},
+        kind=kind,
+        params=params,
         family=env.family,
         file_path=path,
         description=env.summary,
         fields=env.fields,
         problem=_VERIFIERS if env.family == "verifiers" else None,
-        note=_NEEDS_PYTHON if needs_python else None,
+        note=note,
     )
 
 

@@ -17,12 +17,12 @@ from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.json_schema import json_schema
 from lachesis.pipeline.config.load import LoadedConfig, load, settings
-from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy
+from lachesis.pipeline.config.policy import ConfigPolicy, presets
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.pipeline.environment.source_scan import EnvironmentField
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.agent.catalog import ATROPOS_KIND, CatalogEntry
+from lachesis.services.agent.catalog import CatalogEntry
 
 __all__ = ["DraftField", "RunDraft", "values_by_path"]
 
@@ -34,20 +34,15 @@ COMMON = (
     "training.steps",
     "training.learner.learning_rate",
     "training.checkpoint_every",
-    "training.wandb.project",
     "advantage.estimator",
     "curriculum.strategy",
     "evaluate.every_steps",
     "evaluate.items",
 )
 """Settings that are shown if no section is requested, together with those of the environment."""
-_KNOWN_NAMES: Mapping[str, str] = PRESETS["rl"].names
-"""Names of settings in Atropos' agent tools, under any policy and without one."""
 _MAX_EDITS = 512
 _MAX_EDIT_BYTES = 128 << 10
 _MAX_ALIKE = 4
-_ATROPOS_PARAMS = ("python", "items", "fresh_items", "timeout_s", "hang_s", "success_threshold")
-"""Parameters of the kind, beside the settings of the class; `seed` is the run's."""
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 _LIMITS = {"minimum": "min", "exclusiveMinimum": "above", "maximum": "max", "exclusiveMaximum": "below"}
 
@@ -85,7 +80,9 @@ class RunDraft:
         self.entry: CatalogEntry | None = None
         self.edits: dict[str, Any] = {}
         self._schema = json_schema(run_config_type())
-        self._names = {**_KNOWN_NAMES, **policy.names}
+        self._known_names = {name: path for preset in presets().values() for name, path in preset.names.items()}
+        """Other names of settings, under any policy and without one."""
+        self._names = {**self._known_names, **policy.names}
 
     def base(self) -> RunConfig:
         """Return the configuration that drafts begin with. Raises `ConfigError`."""
@@ -99,13 +96,14 @@ class RunDraft:
     def config(self) -> RunConfig:
         """Return the configuration as it stands. Raises `ConfigError` where no environment is selected.
 
-        A class of Atropos has the run's model as its tokenizer, unless another one is set.
+        The setting of a foreign class that names the model is the run's model, unless it is set.
         """
         entry = self._selected()
         config = self._load(entry, self.edits).config
-        if entry.kind != ATROPOS_KIND:
+        setting = None if entry.classes is None else entry.classes.model_setting
+        if setting is None or config.model is None:
             return config
-        env = _with_tokenizer(config.environments[entry.section], config.model)
+        env = _with_setting(config.environments[entry.section], setting, config.model)
         return msgspec.structs.replace(config, environments={entry.section: env})
 
     def config_to_start(self, now: datetime) -> RunConfig:
@@ -178,7 +176,7 @@ class RunDraft:
 
     def _params(self, entry: CatalogEntry, values: Mapping[str, Any]) -> list[DraftField]:
         given = values.get(f"environments.{entry.section}.params") or {}
-        if entry.kind == ATROPOS_KIND:
+        if entry.classes is not None:
             given = given.get("settings") or {}
         return [
             DraftField(
@@ -190,7 +188,7 @@ class RunDraft:
                 locked=self._locks_param(f"{entry.own}{field.name}", field),
             )
             for field in entry.fields
-            if not _is_atropos_name(field.name, entry)
+            if not self._is_of_run(field.name, entry)
         ]
 
     def _locks_param(self, path: str, field: EnvironmentField) -> bool:
@@ -215,19 +213,19 @@ class RunDraft:
         head = field.partition(".")[0]
         if head in run_config_type().__struct_fields__:
             return field
-        if any(head == one.name for one in entry.fields) and not _is_atropos_name(field, entry):
+        if any(head == one.name for one in entry.fields) and not self._is_of_run(field, entry):
             return f"{entry.own}{field}"
         if head in EnvironmentConfig.__struct_fields__:
             return f"{own}{field}"
-        if field in _KNOWN_NAMES:
-            return _KNOWN_NAMES[field].replace("*", entry.section)
-        if entry.kind == ATROPOS_KIND and field in _ATROPOS_PARAMS:
+        if field in self._known_names:
+            return self._known_names[field].replace("*", entry.section)
+        if entry.classes is not None and field in entry.classes.params:
             return f"{own}params.{field}"
-        if field == "use_wandb":
-            raise ConfigError(
-                "use_wandb is no setting: set training.wandb.project to a project's name, or to null for none"
-            )
         raise ConfigError(f"unknown setting {field!r}{self._alike(field, entry)}")
+
+    def _is_of_run(self, name: str, entry: CatalogEntry) -> bool:
+        """Whether a setting of a foreign class is one of the run here: `group_size`, `max_token_length` and others."""
+        return entry.classes is not None and name in self._known_names
 
     def _alike(self, field: str, entry: CatalogEntry) -> str:
         """Return which settings may be meant by a name that is none."""
@@ -256,17 +254,10 @@ class RunDraft:
         return LoadedConfig(config, loaded.origins)
 
 
-def _with_tokenizer(env: EnvironmentConfig, model: str | None) -> EnvironmentConfig:
-    """Return a class of Atropos with the run's model as its tokenizer, unless another one is set."""
-    own = env.params.get("settings") or {}
-    if model is None or "tokenizer_name" in own:
-        return env
-    return msgspec.structs.replace(env, params={**env.params, "settings": {**own, "tokenizer_name": model}})
-
-
-def _is_atropos_name(name: str, entry: CatalogEntry) -> bool:
-    """Whether a setting of a class of Atropos is one of the run here: `group_size`, `max_token_length` and others."""
-    return entry.kind == ATROPOS_KIND and name in _KNOWN_NAMES
+def _with_setting(env: EnvironmentConfig, name: str, value: str) -> EnvironmentConfig:
+    """Return a foreign class with this setting of its own, unless it is set."""
+    own = {name: value, **(env.params.get("settings") or {})}
+    return msgspec.structs.replace(env, params={**env.params, "settings": own})
 
 
 def _check_own(entry: CatalogEntry, edits: Mapping[str, Any]) -> None:

@@ -1,14 +1,14 @@
 """The tools of agents as plain functions, which return values for JSON and raise errors for people.
 
 What a command of `lachesis` does already is that command, in a process of its own (`commands`). Names and arguments of
-the first ten are those that users of Atropos' agent tools know.
+the first ten are those that users of other agent tools know.
 """
 
 import difflib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +68,7 @@ class AgentTools:
 
     `file` and `sets`: what every run begins with; `folders`: where environments are looked for. `key_envs`: variables
     of this process with keys that may be sent to servers which the agent names. `max_runs`: live runs of this machine
-    from which on no further one is started. `atropos_python`: an interpreter with atroposlib, for classes of Atropos.
+    from which on no further one is started. `pythons`: by kind an interpreter for foreign classes.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class AgentTools:
         *,
         key_envs: Collection[str] = (),
         max_runs: int = MAX_RUNS,
-        atropos_python: str | None = None,
+        pythons: Mapping[str, str] | None = None,
     ) -> None:
         self._draft = RunDraft(file, tuple(sets), policy)
         self._folders = list(folders)
         self._load = load
         self._key_envs = key_envs
         self._max_runs = max_runs
-        self._atropos_python = None if atropos_python is None else str(Path(atropos_python).absolute())
+        self._pythons = {kind: str(Path(python).absolute()) for kind, python in (pythons or {}).items()}
         self._starting = anyio.Lock()
         self._commands = anyio.CapacityLimiter(_MAX_COMMANDS)
 
@@ -335,7 +335,7 @@ class AgentTools:
 
     async def _entries(self) -> list[CatalogEntry]:
         return await anyio.to_thread.run_sync(
-            lambda: list_environments(self._draft.base(), self._folders, self._atropos_python)
+            lambda: list_environments(self._draft.base(), self._folders, self._pythons)
         )
 
     def _entry(self) -> CatalogEntry:

@@ -34,7 +34,7 @@ def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of `export` or another project.")],
     *,
     project: Annotated[
-        str | None, typer.Option("--from", metavar="PROJECT", help="The files are JSON lines of that project: atropos.")
+        str | None, typer.Option("--from", metavar="PROJECT", help="The files are JSON lines of that project.")
     ] = None,
     env: Annotated[str | None, typer.Option(help="With --from: the environment of the groups.")] = None,
     policy: Annotated[

@@ -1,9 +1,10 @@
 """`lachesis mcp`: tools for agents, over stdin and stdout or over HTTP."""
 
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from lachesis.pipeline.config.load import LoadedConfig
 from lachesis.pipeline.config.policy import ConfigPolicy, load_policy
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
+from lachesis.pipeline.extension import foreign_classes
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.known_runs import state_folder
@@ -27,7 +29,23 @@ __all__ = ["mcp"]
 _TOKEN_FILE = "mcp.token"  # noqa: S105 - a file's name
 
 
+def _parameter(kind: str) -> str:
+    return f"{kind.replace('-', '_')}_python"
+
+
+def _with_pythons(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option `--KIND-python` for each kind of environment that runs classes of another project."""
+    own = [one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    for kind, classes in foreign_classes().items():
+        said = f"Interpreter with {classes.package}, for the classes of that project in the folders."
+        option = Annotated[str | None, typer.Option(f"--{kind}-python", metavar="PYTHON", help=said)]
+        own.append(inspect.Parameter(_parameter(kind), own[-1].kind, default=None, annotation=option))
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return command
+
+
 @with_options
+@_with_pythons
 def mcp(
     options: Options,
     *,
@@ -35,7 +53,8 @@ def mcp(
         list[Path] | None, typer.Option(help="Folder of Python files with environments to offer. Repeatable.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="FILE|rl", help="Which settings agents may change, and within which bounds.")
+        str | None,
+        typer.Option(metavar="FILE|PRESET", help="Which settings agents may change, and within which bounds."),
     ] = None,
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve over HTTP there, with a token, instead.")
@@ -47,13 +66,10 @@ def mcp(
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable with a key that agents may send to servers. Repeatable."),
     ] = None,
-    atropos_python: Annotated[
-        str | None,
-        typer.Option(metavar="PYTHON", help="Interpreter with atroposlib, for the classes of Atropos in the folders."),
-    ] = None,
     max_runs: Annotated[
         int, typer.Option(min=0, max=1000, help="Live runs from which on agents start no further one.")
     ] = 8,
+    **pythons: str | None,
 ) -> None:
     """Serve tools for agents by the Model Context Protocol: find, configure, start, watch and stop runs.
 
@@ -77,7 +93,7 @@ def mcp(
         _load_run,
         key_envs=frozenset(key_env or ()),
         max_runs=max_runs,
-        atropos_python=atropos_python,
+        pythons={kind: path for kind in foreign_classes() if (path := pythons[_parameter(kind)]) is not None},
     )
     server = make_server(tools)
     if http is None:

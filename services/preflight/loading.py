@@ -58,7 +58,7 @@ _END_S = 15.0
 _TRIED_ITEMS = 2000
 """Tasks of a pool, evenly spread, from which the curriculum's strategy is made."""
 _SETUP_S = 20.0
-"""Seconds in which the process of an environment of Atropos is to be ready."""
+"""Seconds in which the process of an environment that has one of its own is to be ready."""
 _MANY_TASKS = 20_000
 """From here on a run meets a task a few times at most; see `pipeline/curriculum/README.md`."""
 

@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.config import Connection, ConnectionConfig
 from lachesis.pipeline.common.doctor_finding import ok
 from lachesis.pipeline.config import extended
 from lachesis.pipeline.config.load import field_descriptions, load, settings
+from lachesis.pipeline.config.policy import load_policy
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.curriculum.config import CurriculumConfig
@@ -36,6 +37,8 @@ from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.agent.catalog import list_environments, select_environment
+from lachesis.services.agent.draft import RunDraft
 from lachesis.services.cli.commands import COMMANDS, Command, load_command
 from lachesis.services.cli.up import describe_extensions
 from lachesis.services.planned_processes import planned_processes
@@ -45,7 +48,7 @@ from lachesis.services.registry import CORE, load_stage, service_of, services
 from lachesis.services.run.scope import scope_of
 from lachesis.services.supervisor.forkserver import PRELOADED
 
-IMPORTS = "from lachesis.pipeline.extension import EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting\n"
+IMPORTS = "from lachesis.pipeline.extension import *\n"
 CACHED = (
     extension.extensions, extension.added, extended.run_config_type, extended.training_config_type,
     extended.environment_config_type, extended.inference_config_type,
@@ -308,6 +311,31 @@ def test_descriptions_are_read_where_python_knows_no_source_of_a_made_class(
     assert described["steps"].startswith("Optimizer steps")
 
 
+def test_classes_of_another_project_are_found_and_offered_with_a_policy(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    classes = "ForeignClasses(base='Tree', package='forest', settings_class='seeds', params=('depth',), "
+    adds = f"environments={{'tree': EnvironmentKind(place='a:b', classes={classes}model_setting='bark'))}}, "
+    policy = "ConfigPolicy(names={'height': 'training.steps'}, fields={'training.steps': FieldRule(max=9)})"
+    install("plums", f"{IMPORTS}EXTENSION = Extension(name='plums', about='x', {adds}policies={{'p': 'policy:P'}})")
+    (tmp_path / "policy.py").write_text(f"from lachesis.pipeline.config.policy import *\nP = {policy}")
+    source = "from forest import Tree\nclass Seeds:\n    leaves: int = 3\nclass Oak(Tree):\n    seeds = Seeds\n"
+    (tmp_path / "oak.py").write_text(source)
+    draft = RunDraft(None, ("model=m",), load_policy("p"), environ={})
+    draft.select(select_environment("Oak", list_environments(draft.base(), [tmp_path], {"tree": "/python"})))
+    assert draft.edit("leaves", 5) == "environments.oak.params.settings.leaves"
+    assert draft.edit("depth", 2) == "environments.oak.params.depth"
+    assert draft.edit("height", 9) == "training.steps"
+    with pytest.raises(ConfigError, match="10 is not allowed by the operator's policy: 9 or less"):
+        draft.edit("height", 10)
+    assert draft.config().environments["oak"].params == {
+        "place": f"{tmp_path / 'oak.py'}:Oak",
+        "python": "/python",
+        "depth": 2,
+        "settings": {"bark": "m", "leaves": 5},
+    }
+
+
 def test_its_settings_are_checked_as_all_others(install: Callable[[str, str], None], tmp_path: Path) -> None:
     install("plums", WHOLE)
     assert [row.description for row in settings(load(extended.run_config_type())) if row.path == "training.plums"] == [
@@ -330,6 +358,7 @@ def test_a_promotion_brings_in_no_rater_of_another_package(install: Callable[[st
 
 
 @pytest.mark.outside
+@pytest.mark.extension
 async def test_a_configuration_goes_to_a_worker_process_and_comes_back_the_same() -> None:
     given = config(**{"gateway.port": 1, "environments.e.kind": "steps", "inference.policy.kind": "vllm"})
     assert await anyio.to_process.run_sync(copy.copy, given) == given

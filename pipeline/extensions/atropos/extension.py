@@ -1,6 +1,6 @@
 """Names what Atropos adds: two kinds of environments, the gateway, its settings and commands."""
 
-from lachesis.pipeline.extension import EnvironmentKind, Extension, HeldSocket, ServiceSpec, Setting
+from lachesis.pipeline.extension import EnvironmentKind, Extension, ForeignClasses, HeldSocket, ServiceSpec, Setting
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.listener import LISTENER_FD
 from lachesis.pipeline.extensions.atropos.gateway.token import GATEWAY_TOKEN, GATEWAY_URL
@@ -22,6 +22,13 @@ EXTENSION = Extension(
             place=f"{_HERE}.native.source:AtroposSource",
             param_paths={"place": "code", "python": "program"},
             renders_prompts=True,
+            classes=ForeignClasses(
+                base="BaseEnv",
+                package="atroposlib",
+                settings_class="env_config_cls",
+                params=("python", "items", "fresh_items", "timeout_s", "hang_s", "success_threshold"),
+                model_setting="tokenizer_name",
+            ),
         ),
         "gateway": EnvironmentKind(place=None, renders_prompts=True),
     },
@@ -40,6 +47,7 @@ EXTENSION = Extension(
     access=f"{_HERE}.gateway.access:gateway_access",
     stored_values=f"{_HERE}.gateway.store:stored_values",
     importers={"atropos": f"{_HERE}.logic.lines:from_line"},
+    policies={"rl": f"{_HERE}.policy:RL"},
     folder_entries=(GATEWAY_TOKEN, GATEWAY_URL),
     announce=f"{_HERE}.gateway.planned_process:announce",
 )

@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.pipeline.common.paths import OpenSwitch, opens_run, reach_of
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.policy import PRESETS, ConfigPolicy, FieldRule, load_policy
+from lachesis.pipeline.config.policy import ConfigPolicy, FieldRule, load_policy, presets
 from lachesis.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.hostile
@@ -137,6 +137,7 @@ def _leaves(hint: Any) -> list[Any]:
     return [hint, *(leaf for arg in get_args(hint) for leaf in _leaves(arg))]
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
@@ -177,6 +178,7 @@ def test_a_rule_of_a_table_counts_for_all_that_is_in_it() -> None:
         policy.check({"a.params": {"n": 1}}, {"a.params": {"n": 10}})
 
 
+@pytest.mark.extension
 def test_a_refusal_shows_no_secret() -> None:
     before = {"nats.url": "nats://me:hidden@h", "environments.sums.params": {"api_key": "hidden"}}
     for path, new in (("nats.url", "nats://me:hidden@other"), ("environments.sums.params", {"api_key": "hidden2"})):
@@ -194,6 +196,7 @@ def test_what_was_removed_counts_as_changed() -> None:
         ConfigPolicy(fields={"a.b": FieldRule(locked=True)}).check({"a.b": 1}, {})
 
 
+@pytest.mark.extension
 def test_a_file_adds_to_a_preset(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('preset = "rl"\n[fields."training.steps"]\nmin = 1\nmax = 9\n')
@@ -201,11 +204,13 @@ def test_a_file_adds_to_a_preset(tmp_path: Path) -> None:
     assert policy.rule("training.steps") == FieldRule(min=1, max=9)
     assert policy.values("sums")["environments.sums.longest_tokens"] == 8192
     assert policy.names["group_size"] == "environments.*.samples"
-    assert load_policy("rl") is PRESETS["rl"]
+    assert load_policy("rl") is presets()["rl"]
 
 
+@pytest.mark.extension
 def test_the_preset_has_the_defaults_that_users_of_such_tools_know() -> None:
-    policy, names = PRESETS["rl"], PRESETS["rl"].names
+    policy = presets()["rl"]
+    names = policy.names
     given = policy.values("sums")
     locked = {name for name, path in names.items() if policy.rule(path).locked}
     assert locked == {
@@ -219,6 +224,7 @@ def test_the_preset_has_the_defaults_that_users_of_such_tools_know() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -52,6 +52,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.extension
 def test_packages_that_need_a_framework_and_entry_points_are_found_and_nothing_is_imported(site: Path) -> None:
     found = scan_installed([str(site)])
     assert [(one.kind, one.environment.family, one.package, one.entry_point) for one in found.environments] == [
@@ -64,6 +65,7 @@ def test_packages_that_need_a_framework_and_entry_points_are_found_and_nothing_i
     assert not {"edited", "games", "gsm", "sums"} & sys.modules.keys()
 
 
+@pytest.mark.extension
 def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(site: Path) -> None:
     (site / "games" / "chess.py").write_text("class BaseEnv(")
     (site / "gsm.py").unlink()  # which is left out or named, as the version of importlib.metadata has it
@@ -84,6 +86,7 @@ def test_a_package_with_damaged_metadata_is_named_and_hides_no_other(site: Path)
         assert any(f"{name}-1.0.dist-info: its metadata cannot be read" in problem for problem in found.problems)
 
 
+@pytest.mark.extension
 @pytest.mark.slow
 def test_they_are_listed_and_can_be_selected(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

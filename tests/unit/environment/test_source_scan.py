@@ -49,6 +49,7 @@ def load_environment(split: str = "train", **kwargs) -> vf.Environment:
 '''
 
 
+@pytest.mark.extension
 def test_environments_of_atropos_are_found_with_the_fields_of_their_configuration() -> None:
     shared, sums = find_environments(ATROPOS)
     assert (shared.name, sums.name, sums.family, sums.docstring) == ("Shared", "Sums", "atropos", "Adds numbers.")
@@ -106,15 +107,15 @@ def test_classes_of_other_packages_and_circles_of_bases_are_no_environments() ->
 @pytest.mark.parametrize(
     "source",
     [
-        b"class BaseEnv(",
-        b"BaseEnv = '\xff'",
-        b"BaseEnv\0",
-        b"BaseEnv = " + b"-" * 100_000 + b"1",
-        b"BaseEnv" + b".a" * 100_000,
-        b"BaseEnv = " + b"(" * 5000 + b")" * 5000,
-        b"BaseEnv" + b"#" * MAX_SOURCE_BYTES,
-        b"BaseEnv = f'" + b"a" * 100_000 + b"{a}" * 30_000 + b"'",
-        b"BaseEnv\n" + b"".join(b"class A%d: 0\n" % number for number in range(3000)),
+        b"class Environment(",
+        b"Environment = '\xff'",
+        b"Environment\0",
+        b"Environment = " + b"-" * 100_000 + b"1",
+        b"Environment" + b".a" * 100_000,
+        b"Environment = " + b"(" * 5000 + b")" * 5000,
+        b"Environment" + b"#" * MAX_SOURCE_BYTES,
+        b"Environment = f'" + b"a" * 100_000 + b"{a}" * 30_000 + b"'",
+        b"Environment\n" + b"".join(b"class A%d: 0\n" % number for number in range(3000)),
         OURS
         + b"class Many(Sums):\n  def __init__(self, "
         + b", ".join(b"a%d: int = 0" % number for number in range(1000))
@@ -131,7 +132,7 @@ def test_hostile_source_is_refused(source: bytes) -> None:
 @pytest.mark.slow
 def test_source_of_the_largest_size_takes_little_memory() -> None:
     """A statement of two bytes takes the most of all."""
-    filled = b"BaseEnv\n" + b"a\n" * ((MAX_SOURCE_BYTES - 8) // 2)
+    filled = b"Environment\n" + b"a\n" * ((MAX_SOURCE_BYTES - 12) // 2)
     code = "import sys; from lachesis.pipeline.environment.source_scan import find_environments\n"
     code += "find_environments(sys.stdin.buffer.read())\n"
     code += "print(open('/proc/self/status').read())"  # the ru_maxrss of a child begins with that of its parent
@@ -140,12 +141,13 @@ def test_source_of_the_largest_size_takes_little_memory() -> None:
     assert peak < 400 << 10  # KiB
 
 
+@pytest.mark.extension
 def test_a_folder_is_listed_and_what_cannot_be_read_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "sums.py").write_bytes(ATROPOS)
-    (tmp_path / "broken.py").write_bytes(b"class BaseEnv(")
+    (tmp_path / "broken.py").write_bytes(b"class Environment(")
     (tmp_path / "plain.py").write_bytes(b"x = 1")
     (tmp_path / "gone.py").symlink_to("nowhere")
     (tmp_path / ".venv").mkdir()
@@ -162,6 +164,7 @@ def test_a_folder_is_listed_and_what_cannot_be_read_is_named(
     assert "broken.py: is no Python" in shown
 
 
+@pytest.mark.extension
 def test_show_prints_one_environment_and_names_those_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

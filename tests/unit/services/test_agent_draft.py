@@ -11,7 +11,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import list_environments, select_environment
 from lachesis.services.agent.draft import RunDraft
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.hostile, pytest.mark.extension]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BASE = """
@@ -50,7 +50,7 @@ def test_environments_are_found_without_importing_them(base: Path) -> None:
 def test_a_class_of_atropos_that_was_found_is_a_run_of_its_kind(base: Path) -> None:
     found = list_environments(draft_of(base, "words").base(), [EXAMPLES])
     assert "--atropos-python" in str(select_environment("Spelling", found).note)
-    found = list_environments(draft_of(base, "words").base(), [EXAMPLES], sys.executable)
+    found = list_environments(draft_of(base, "words").base(), [EXAMPLES], {"atropos": sys.executable})
     entry = select_environment("Spelling", found)
     assert entry.note is None
     draft = RunDraft(base, (), ConfigPolicy(), environ={})
@@ -86,7 +86,9 @@ def test_the_interpreter_is_that_of_another_class_of_atropos_in_the_configuratio
 def test_the_tokenizer_of_a_class_of_atropos_follows_a_model_that_the_policy_frees(base: Path) -> None:
     freed = ConfigPolicy(others="free", fields={"model": FieldRule(choices=["somewhere/new"])})
     draft = RunDraft(base, (), freed, environ={})
-    draft.select(select_environment("Spelling", list_environments(draft.base(), [EXAMPLES], sys.executable)))
+    draft.select(
+        select_environment("Spelling", list_environments(draft.base(), [EXAMPLES], {"atropos": sys.executable}))
+    )
     draft.edit("model", "somewhere/new")
     assert draft.config().environments["spelling"].params["settings"] == {"tokenizer_name": "somewhere/new"}
     with pytest.raises(ConfigError, match="locked"):
