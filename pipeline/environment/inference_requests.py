@@ -172,6 +172,19 @@ class InferenceRequests:
         )
         self._inference = inference
         self._config = config
+        self._failures: dict[object, list[Exception]] = {}
+        """Of each request under way, why its attempts failed."""
+
+    def for_sample(self) -> "InferenceRequests":
+        """Return the same access for one sample, whose `is_server_away` is about its own requests."""
+        own = InferenceRequests(self._inference, self._config, self._report, self._run, self._report_request)
+        own.otherwise = self.otherwise
+        return own
+
+    @property
+    def is_server_away(self) -> bool:
+        """Whether a request under way waits for a server that was away at each attempt."""
+        return any(found and _are_outages(found) for found in self._failures.values())
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -331,7 +344,7 @@ class InferenceRequests:
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
         timeout_s = self._config.request_timeout_s
-        failures: list[Exception] = []
+        failures = self._failures[request] = list[Exception]()
 
         async def attempt() -> T:
             try:
@@ -347,10 +360,15 @@ class InferenceRequests:
             try:
                 answer: T = await retry_outages(f"inference: {what}", self._report, policy=self._policy)(attempt)
             except InfrastructureError as error:
-                away = all(isinstance(failure, ServerAwayError) for failure in failures)
-                kind = ServerAwayError if away else InfrastructureError
+                kind = ServerAwayError if _are_outages(failures) else InfrastructureError
                 raise kind(f"inference: {what} failed {len(failures)} times, last: {error}") from error
+            finally:
+                del self._failures[request]
         return answer
+
+
+def _are_outages(failures: Sequence[Exception]) -> bool:
+    return all(isinstance(failure, ServerAwayError) for failure in failures)
 
 
 def _without_tokens(generation: GeneratedSample) -> GeneratedSample:

@@ -9,12 +9,15 @@ import hashlib
 import itertools
 import string
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 import anyio
+import anyio.abc
 import msgspec
 
+from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.environment.inference_requests import ModelTurn, derive_seed
 from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_calls
 from lachesis.pipeline.environment.session import Session, check_prompt
@@ -27,7 +30,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import AnswerSampl
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.calls import SessionCall
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.values import convert_plain
 
 __all__ = ["AgentSession", "SessionEndedError", "Trained"]
@@ -49,6 +52,7 @@ class AgentSession:
 
     def __init__(self, session: Session, renderer: PromptRenderer, *, max_calls: int) -> None:
         self.session = session
+        self.requests = session.requests.for_sample()
         self.tree = CallTree()
         self.rewards: dict[str, float | None] | None = None
         """What was reported, by component; None: nothing was, which is no reward of 0."""
@@ -58,8 +62,11 @@ class AgentSession:
         """Set once its agent has ended: it makes no more calls, and its reward may still be reported."""
         self.left_out: str | None = None
         """Why the sample is left out though it has a reward; None: it is not."""
-        self.under_way = 0
+        self._under_way = 0
         """Calls that are being answered."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.cut_off: LachesisError = InfrastructureError("the endpoint is stopping: try again")
+        """What a call under way is answered that ends with the session."""
         self._renderer = renderer
         self._max_calls = max_calls
         self._begun: dict[str, anyio.Event] = {}
@@ -74,6 +81,29 @@ class AgentSession:
         """Whether it was begun before a kill: an agent that took it then may still be there."""
         self._retracing = anyio.Lock()
         self._next_place = max((call.index + 1 for call in self._left_over), default=0)
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Let calls be answered while the context lasts; those that are under way then end with it.
+
+        An error of this package's own code costs the sample, and not those of others.
+        """
+        async with background() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+                self.cut_off = self.session.failure or SessionEndedError("this session has ended")
+            finally:
+                self._tasks = None
+
+    def start(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin to answer a call. It goes on when its client hangs up, who may come back.
+
+        Raises `SessionEndedError` if no calls are answered any more.
+        """
+        if self._tasks is None:
+            raise SessionEndedError("this session has ended")
+        self._tasks.start_soon(call)
 
     async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
         """Return the answer to a request. `is_retry`: its client says that it has sent it before.
@@ -92,10 +122,10 @@ class AgentSession:
             raise SessionEndedError("this session has ended")
         if self.agent_ended.is_set():
             raise SessionEndedError("this session's agent has ended; only its reward may still be reported")
-        if len(self.tree.calls) + self.under_way + request.n > self._max_calls:
+        if len(self.tree.calls) + self._under_way + request.n > self._max_calls:
             raise SessionEndedError(f"this session has made the {self._max_calls} calls that it may (max_turns)")
         done = self._begun[digest] = anyio.Event()
-        self.under_way += request.n
+        self._under_way += request.n
         try:
             whole = self._whole(request)
             await self._retrace(whole)
@@ -105,7 +135,7 @@ class AgentSession:
             self.ended.set()
             raise
         finally:
-            self.under_way -= request.n
+            self._under_way -= request.n
             done.set()
             if self._begun.get(digest) is done:
                 del self._begun[digest]
@@ -219,12 +249,12 @@ class AgentSession:
             found = [recorded_turn(call, experts) for call in stored]
             new_tokens, turns, places = found[0][0], [turn for _, turn in found], [call.index for call in stored]
         else:
-            new_tokens = await self._renderer.new_tokens(self.session.requests, self.tree, request, followed)
+            new_tokens = await self._renderer.new_tokens(self.requests, self.tree, request, followed)
             places = list(range(self._next_place, self._next_place + request.n))
             self._next_place += request.n
             turns = await self._generated(request, known, new_tokens, parent, places, digest=digest)
         prompt = [*known, *new_tokens]
-        opened = bool(await self.session.requests.opened_by(prompt))
+        opened = bool(await self.requests.opened_by(prompt))
         samples = [
             await self._read(request, turn, opened=opened, name=f"{digest}/{place}")
             for turn, place in zip(turns, places, strict=True)
@@ -266,7 +296,7 @@ class AgentSession:
         digest: str,
     ) -> list[ModelTurn]:
         """Return new answers, which are stored in the log where calls are recorded."""
-        requests, sampling, begin_s = self.session.requests, self._sampling(request), time.monotonic()
+        requests, sampling, begin_s = self.requests, self._sampling(request), time.monotonic()
         prompt = [*known, *new_tokens]
         matched = structured_outputs(request, await requests.opened_by(prompt))
         sampling = msgspec.structs.replace(sampling, structured_outputs=matched)
@@ -299,7 +329,7 @@ class AgentSession:
         limits = [limit for limit in (run.max_tokens, bounds.max_tokens) if limit is not None]
         seed = bounds.seed
         if seed is None:
-            seed = derive_seed(run.seed, self.session.sample, "call", len(self.tree.calls) + self.under_way)
+            seed = derive_seed(run.seed, self.session.sample, "call", len(self.tree.calls) + self._under_way)
         return msgspec.structs.replace(run, max_tokens=min(limits, default=None), stop=bounds.stop, seed=seed)
 
     async def _read(self, request: ModelRequest, turn: ModelTurn, *, opened: bool, name: str) -> AnswerSample:
@@ -309,7 +339,7 @@ class AgentSession:
         def new_id() -> str:
             return _name(f"{name}/{next(numbers)}", _ID_LENGTH)
 
-        requests = self.session.requests
+        requests = self.requests
         whole = await requests.detokenize(turn.token_ids) if request.tools or request.stop else ""
         ended = turn.finish_reason == "stop"
         return AnswerSample(
@@ -323,7 +353,7 @@ class AgentSession:
     async def _named(self, turn: ModelTurn) -> list[tuple[str, float]]:
         for token in turn.token_ids:
             if token not in self._texts:
-                self._texts[token] = await self.session.requests.detokenize([token])
+                self._texts[token] = await self.requests.detokenize([token])
         return [(self._texts[token], value) for token, value in zip(turn.token_ids, turn.logprobs, strict=True)]
 
 

@@ -27,7 +27,7 @@ from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import ENVIRONMENT_REWARD
 from lachesis.pipeline.environment.session import Session
-from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
+from lachesis.pipeline.errors import EnvironmentCodeError, ServerAwayError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, Trained
 from lachesis.pipeline.extensions.endpoint.peers import check_peers
 from lachesis.pipeline.extensions.endpoint.program import (
@@ -144,7 +144,8 @@ class Agent(Environment):
         self._server: EndpointServer | None = None
         self._secret: str | None = None
         self._renderer = PromptRenderer()
-        self.rollout_timeout_s = time_limit_s + late_reward_s + _MARGIN_S
+        wait_s = 0.0 if self._command is not None else time_limit_s  # until an agent takes the sample
+        self.rollout_timeout_s = wait_s + time_limit_s + late_reward_s + _MARGIN_S
         self.turn_timeout_s = self.rollout_timeout_s  # its limit is time_limit_s, however quick others were
         self.success_threshold = success_threshold
         self.doubts = list(self._tasks.doubts)
@@ -230,11 +231,13 @@ class Agent(Environment):
                 key=self._key(session),
             )
             with server.serving(live) as url:
-                end: ProgramEnd | None = None
-                if self._command is None:
-                    await self._elsewhere(server, live)
-                else:
-                    end = await self._program(self._command, url, live)
+                async with recorded.answering():
+                    end: ProgramEnd | None = None
+                    if self._command is None:
+                        await self._elsewhere(server, live)
+                    else:
+                        end = await self._program(self._command, url, live)
+                    self._note_outage(recorded, end)
                 if session.failure is None:
                     await self._wait_for_late_reward(recorded, end)
             if session.failure is not None:
@@ -276,13 +279,14 @@ class Agent(Environment):
     async def _wait_for_late_reward(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Wait until the reward of an agent that has ended is reported, if it may come."""
         failed = end is not None and end.has_failed
-        if recorded.rewards is not None or recorded.under_way or failed or not recorded.tree.calls:
+        if recorded.rewards is not None or failed or not recorded.tree.calls:
             return
         if self._late_reward_s:
             recorded.agent_ended.set()
             with self._waits(recorded, "their rewards, as late_reward_s allows"):
-                with anyio.move_on_after(self._late_reward_s):
-                    await recorded.ended.wait()
+                async with recorded.answering():  # such calls as were answered before
+                    with anyio.move_on_after(self._late_reward_s):
+                        await recorded.ended.wait()
 
     async def _program(self, command: Sequence[str], url: str, live: LiveSession) -> ProgramEnd:
         environ = program_environment(os.environ, url, live.key, self._variables)
@@ -308,10 +312,11 @@ class Agent(Environment):
             with self._waits(live.recorded, "an agent that takes them by POST /sessions"):
                 await live.taken.wait()
         if waiting.cancelled_caught:
-            raise InfrastructureError(
+            live.recorded.session.failure = ServerAwayError(  # its sample alone is lost: others may have an agent
                 f"no agent has started a session within {self._time_limit_s:g} s: is one running? It has to "
                 f"POST to {server.url}/sessions"
             )
+            return
         with anyio.move_on_after(self._time_limit_s):
             async with anyio.create_task_group() as tasks:
 
@@ -322,23 +327,35 @@ class Agent(Environment):
                 tasks.start_soon(end_with, live.recorded.ended)
                 tasks.start_soon(end_with, live.recorded.agent_ended)
 
+    def _note_outage(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
+        """Let a sample be lost, and no other, whose agent's time was up while it waited for a server that is away."""
+        unsettled = recorded.rewards is None and recorded.session.failure is None
+        if unsettled and _is_overdue(end) and recorded.requests.is_server_away:
+            recorded.session.failure = ServerAwayError(
+                "inference: the server was away while an agent waited for it, until its time (time_limit_s) was up"
+            )
+
     def _settle(self, recorded: AgentSession, end: ProgramEnd | None) -> None:
         """Raise what an agent's end means for its sample, if that does not stand."""
         if recorded.rewards is not None:
             return
-        overdue = end is None or end.why == "overdue"
-        if overdue and recorded.under_way:
-            raise InfrastructureError("inference: an agent's time (time_limit_s) was up while the model answered")
         how = "had not ended within its time (time_limit_s)" if end is None else end.describe()
+        if _is_overdue(end) and not any(recorded.tree.paths()):
+            raise EnvironmentCodeError(f"the agent had no answer of the model by then; it {how}")
         if not self._reports:
             if end is not None and end.has_failed:
                 raise EnvironmentCodeError(f"the agent {how}")
             return
-        if overdue and self._overdue_reward is not None:
+        if _is_overdue(end) and self._overdue_reward is not None:
             recorded.report({ENVIRONMENT_REWARD: self._overdue_reward})
             return
         late = f" and none came within {self._late_reward_s:g} s (late_reward_s)" if self._late_reward_s else ""
         raise EnvironmentCodeError(f"the agent reported no reward{late} ({self._how_to_report}); it {how}")
+
+
+def _is_overdue(end: ProgramEnd | None) -> bool:
+    """Return whether an agent that has reported nothing was given its whole time; None: it runs elsewhere."""
+    return end is None or end.why == "overdue"
 
 
 def _checked_peers(peers: list[str], *, is_elsewhere: bool) -> list[str]:

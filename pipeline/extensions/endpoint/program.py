@@ -4,6 +4,7 @@ Guarantees that whatever the program does, it has ended when `run_program` retur
 its output takes bounded memory; and that what it did wrong has a name.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -23,6 +24,7 @@ import msgspec
 
 from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.common.secret_names import is_secret_name
+from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ProgramEnd", "delete_left_folders", "program_environment", "run_program"]
@@ -38,6 +40,8 @@ _FOLDER = "lachesis-agent-"
 """How the names of working folders begin."""
 _IN_THE_MAKING_S = 60.0
 """A folder that is newer may not be locked yet."""
+_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors of a start that say nothing of the command: processes, memory or open files are used up."""
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -104,7 +108,7 @@ async def run_program(
     """Run a command until it exits, `ended` returns, or it breaks a bound; return how it ended.
 
     Its working folder is new and empty but for task.json, which holds `task`, and is deleted afterwards. Raises
-    `ConfigError` if the command cannot be started.
+    `ConfigError` if there is no such command, and `EnvironmentCodeError` if the system starts none now.
     """
     folder, lock = await anyio.to_thread.run_sync(_new_folder, task)
     try:
@@ -158,7 +162,8 @@ async def _run(
             start_new_session=True,
         )
     except OSError as error:
-        raise ConfigError(f"command: {command[0]!r} cannot be started: {error.strerror}") from error
+        kind = EnvironmentCodeError if error.errno in _SHORTAGES else ConfigError
+        raise kind(f"command: {command[0]!r} cannot be started: {error.strerror}") from error
     output = _Output(output_bytes)
     left = 0
     try:

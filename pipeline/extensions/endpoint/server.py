@@ -24,7 +24,6 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import anyio
-import anyio.abc
 import msgspec
 from msgspec import Meta
 from starlette.applications import Starlette
@@ -133,7 +132,6 @@ class EndpointServer:
         self._settled: OrderedDict[str, _SessionReport] = OrderedDict()
         self._open: deque[LiveSession] = deque()
         self._opened = anyio.Condition()
-        self._tasks: anyio.abc.TaskGroup | None = None
         self._began_ms = 0
         self.url = ""
         """Where it listens, while `running` lasts."""
@@ -148,12 +146,8 @@ class EndpointServer:
             async with AsyncExitStack() as stack, background() as tasks:
                 if self._peer_addresses:
                     self._peers = await stack.enter_async_context(Peers.connected(self._peer_addresses))
-                self._tasks = tasks
                 tasks.start_soon(server.serve_until_cancelled, [listener])
-                try:
-                    yield
-                finally:
-                    self._tasks = None
+                yield
 
     @contextmanager
     def serving(self, live: LiveSession) -> Iterator[str]:
@@ -271,9 +265,7 @@ class EndpointServer:
         wanted = dialect.read(body)
         is_retry = request.headers.get("x-stainless-retry-count", "0") not in {"", "0"}
         pending = _PendingAnswer(live.recorded, wanted, is_retry=is_retry)
-        if self._tasks is None:
-            raise InfrastructureError("the endpoint is stopping")
-        self._tasks.start_soon(pending.run)  # it goes on when its client hangs up, who may come back
+        live.recorded.start(pending.run)
         if wanted.stream:
             with anyio.move_on_after(_PING_S):
                 await pending.done.wait()
@@ -373,7 +365,7 @@ class _PendingAnswer:
     async def result(self) -> RecordedAnswer:
         await self.done.wait()
         if self.found is None:
-            raise self.error or InfrastructureError("the endpoint is stopping")
+            raise self.error or self._recorded.cut_off
         return self.found
 
 

@@ -1,9 +1,11 @@
 """An agent's program as an environment: what it is given, what stands, and what is named when it goes wrong."""
 
 import base64
+import errno
 import hmac
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import httpx
 import pytest
 from unit.extensions.endpoint.test_resumption import LogOfGroup
 
+from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.group_times import GroupTimes
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.probe import probe_environment
@@ -198,6 +201,122 @@ async def test_an_outage_of_inference_is_no_fault_of_the_agent(tasks: str) -> No
 
     with pytest.raises(InfrastructureError, match="gone"):
         await collect(agent(tasks, [sys.executable, str(PROGRAM)]), fail)
+
+
+CALL_TWICE = """
+import json, os, sys, urllib.request
+def ask(text):
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request, timeout=600))["choices"][0]["message"]["content"]
+ask("second " + ask("first"))
+body = json.dumps({"reward": 1}).encode()
+headers = {"Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(os.environ["LACHESIS_SESSION_URL"] + "/reward", body, headers))
+"""
+
+
+class OneIsLate(FakeInference):
+    """Answers all but the second call of one sample, at which `fails` is awaited."""
+
+    def __init__(self, fails: Any) -> None:
+        super().__init__(lambda prompt, call: "here" if call else "late")
+        self.fails = fails
+
+    async def generate(self, prompt_ids: Any, n: int, sampling: Any = None) -> Any:
+        if "second late" in self.show(prompt_ids):
+            await self.fails()
+        return await super().generate(prompt_ids, n, sampling)
+
+
+async def away() -> None:
+    raise ServerAwayError("gone")
+
+
+async def broken() -> None:
+    raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("more", "rewards", "named"),
+    [
+        ({}, [1.0, 1.0], "reported no reward(.|\n)*time_limit_s"),
+        ({"overdue_reward": -1.0}, [-1.0, 1.0, 1.0], None),
+    ],
+)
+async def test_an_agent_whose_time_is_up_while_the_model_answers_is_overdue_and_costs_no_other_sample(
+    tasks: str, tmp_path: Path, more: dict[str, Any], rewards: list[float], named: str | None
+) -> None:
+    env = agent(tasks, script(tmp_path, CALL_TWICE), reward="program", time_limit_s=4.0, **more)
+    async with env.running():
+        draft = await collect_group(env, env.task(0), OneIsLate(anyio.sleep_forever), 3, SAMPLING)
+    assert sorted(found["environment"] for found in draft.rewards) == rewards
+    assert [bool(re.search(named or "", failed.error)) for failed in draft.failures] == [True] * (3 - len(rewards))
+    assert draft.lost == []
+
+
+@pytest.mark.parametrize("lost_samples", ["drop", "refill"])
+async def test_an_agent_that_waited_for_a_server_that_is_away_until_its_time_was_up_loses_its_sample_alone(
+    tasks: str, tmp_path: Path, lost_samples: Any
+) -> None:
+    env = agent(tasks, script(tmp_path, CALL_TWICE), reward="program", time_limit_s=4.0, overdue_reward=-1.0)
+    config = CollectConfig(attempts=1000, backoff_s=0.2, lost_samples=lost_samples)
+    async with env.running():
+        draft = await collect_group(env, env.task(0), OneIsLate(away), 3, SAMPLING, config=config)
+    assert [found["environment"] for found in draft.rewards] == [1.0] * (2 if lost_samples == "drop" else 3)
+    assert (len(draft.lost), draft.failures) == (1, [])
+
+
+async def test_an_error_of_the_endpoints_own_code_costs_one_sample_and_is_named(tasks: str, tmp_path: Path) -> None:
+    env = agent(tasks, script(tmp_path, CALL_TWICE), reward="program")
+    async with env.running():
+        draft = await collect_group(env, env.task(0), OneIsLate(broken), 3, SAMPLING)
+    assert [found["environment"] for found in draft.rewards] == [1.0] * 2
+    (failed,) = draft.failures
+    assert "a bug" in failed.error
+
+
+async def test_a_program_that_the_system_cannot_start_now_costs_its_sample(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, tries = anyio.open_process, 0
+
+    async def scarce(*args: Any, **options: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*args, **options)
+
+    monkeypatch.setattr(anyio, "open_process", scarce)
+    draft = await collect(agent(tasks, script(tmp_path, CALL)), n=3)
+    assert (len(draft.rewards), "temporarily" in draft.failures[0].error) == (2, True)
+
+
+async def test_a_sample_that_no_agent_takes_in_time_is_lost_alone(tasks: str, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    env = agent(tasks, reward="program", token_file=str(token_file), time_limit_s=3.0)
+    assert env.rollout_timeout_s > 2 * 3.0, "the wait for an agent, and then its time"
+    drafts: list[Any] = []
+
+    async def work() -> None:
+        async with httpx.AsyncClient(timeout=60) as http:
+            one = LivingAgent(http)
+            await one.start(env._server.url, token_file)
+            await one.say(env._server.url, "begin")
+            assert await one.report(env._server.url, 1.0) == 200
+
+    async def collect_one() -> None:
+        config = CollectConfig(lost_samples="drop")
+        inference = FakeInference(lambda *_: "seven")
+        drafts.append(await collect_group(env, env.task(0), inference, 3, SAMPLING, config=config))
+
+    async with env.running(), anyio.create_task_group() as group:
+        for one in (work, work, collect_one):
+            group.start_soon(one)
+    assert [found["environment"] for found in drafts[0].rewards] == [1.0] * 2
+    assert len(drafts[0].lost) == 1
 
 
 async def test_secrets_of_this_process_are_no_variables_of_the_program(
