@@ -11,6 +11,7 @@ import string
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import Any, Literal
 
 import anyio
@@ -29,6 +30,7 @@ from lachesis.pipeline.extensions.endpoint.logic.constraints import structured_o
 from lachesis.pipeline.extensions.endpoint.logic.conversation import AnswerSample, ModelAnswer, ModelRequest
 from lachesis.pipeline.extensions.endpoint.rendering import PromptRenderer
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.calls import SessionCall
 from lachesis.schemas.errors import DataError, LachesisError
 from lachesis.schemas.values import convert_plain
@@ -64,6 +66,8 @@ class AgentSession:
         """Why the sample is left out though it has a reward; None: it is not."""
         self._under_way = 0
         """Calls that are being answered."""
+        self._context = copy_context()
+        """Its group's, which says how calls are traced; requests come in that of the HTTP server."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self.cut_off: LachesisError = InfrastructureError("the endpoint is stopping: try again")
         """What a call under way is answered that ends with the session."""
@@ -103,7 +107,7 @@ class AgentSession:
         """
         if self._tasks is None:
             raise SessionEndedError("this session has ended")
-        self._tasks.start_soon(call)
+        self._context.run(self._tasks.start_soon, call)
 
     async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
         """Return the answer to a request. `is_retry`: its client says that it has sent it before.
@@ -246,7 +250,10 @@ class AgentSession:
                 if self._calls is not None:
                     self._calls.count_resumed(call)
             experts = None if parent is None else parent.sampled.routed_experts
-            found = [recorded_turn(call, experts) for call in stored]
+            found = []
+            for call in stored:
+                with traced(f"recorded call {call.index}"):
+                    found.append(recorded_turn(call, experts))
             new_tokens, turns, places = found[0][0], [turn for _, turn in found], [call.index for call in stored]
         else:
             new_tokens = await self._renderer.new_tokens(self.requests, self.tree, request, followed)

@@ -1,6 +1,7 @@
 """A stranger's agent, with tools, a sub-agent and a compaction, trained by `lachesis up` across a kill.
 
-Its rewards come late, from a judge elsewhere, and the environment is killed while it waits for one.
+Its rewards come late, from a judge elsewhere, and the environment is killed while it waits for one. Each rollout is one
+trace, from the agent's calls and what the engine does for them to the optimizer step.
 """
 
 import json
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import numpy as np
 import pytest
 from integration.audit import audit
+from otlp import Received, receiving
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -51,6 +54,10 @@ batch_size = 8
 held_out = 0
 [training]
 steps = 3
+[telemetry]
+endpoint = "{otlp}"
+ratio = 1.0
+close_s = 60.0
 """
 
 
@@ -68,11 +75,20 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
         port = free.getsockname()[1]
     letters = tmp_path / "letters"
     letters.mkdir()
-    (tmp_path / "run.toml").write_text(CONFIG.format(python=sys.executable, folder=letters, port=port))
+    with receiving("grpc") as received:
+        given = {"python": sys.executable, "folder": letters, "port": port, "otlp": received.url}
+        (tmp_path / "run.toml").write_text(CONFIG.format(**given))
+        run = train(tmp_path, letters)
+    anyio.run(check_streams, run)
+    check_traces(received)
+
+
+def train(tmp_path: Path, letters: Path) -> Path:
+    """Run the configuration to its end, kill its environment once, and report the rewards in `letters`."""
     run, killed = tmp_path / "runs" / "agents", False
     with (tmp_path / "up.log").open("ab") as sink:
         command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
-        environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
         up = subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
     try:
         while up.poll() is None:  # the test's own limit ends it
@@ -93,7 +109,26 @@ def test_an_agent_that_knows_a_base_url_alone_is_trained_across_a_kill_of_its_en
     assert killed
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["train/sequences"] for line in lines if "train/step" in line] == [8 * SEQUENCES] * 3
-    anyio.run(check_streams, run)
+    return run
+
+
+def check_traces(received: Received) -> None:
+    """The calls of a trained sample, and what the engine did for them, are in the trace of its group."""
+    traces: dict[bytes, list[Any]] = {}
+    for _, span in received.spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    trained = [spans for spans in traces.values() if any(span.name == "train.consume" for span in spans)]
+    assert trained
+    for spans in trained:
+        ids = {name: {span.span_id for span in spans if span.name == name} for name in ("generate", "chat policy")}
+        below = {name: {span.name for span in spans if span.parent_span_id in found} for name, found in ids.items()}
+        assert below["generate"] >= {"chat policy", "store call"}
+        assert below["chat policy"] == {"llm_request"}
+        (consumed,) = [span for span in spans if span.name == "train.consume"]
+        (link,) = consumed.links
+        assert "optimizer.step" in {span.name for span in traces[link.trace_id] if span.parent_span_id == link.span_id}
+    names = {span.name for _, span in received.spans}
+    assert any(name.startswith("recorded call") for name in names), "of the groups that were taken up after the kill"
 
 
 def report_late(url: str, report: object) -> bool:

@@ -29,6 +29,8 @@ from lachesis.pipeline.extensions.endpoint.program import _new_folder, delete_le
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
+from lachesis.pipeline.telemetry.clock import Clock
+from lachesis.pipeline.telemetry.recorder import current_traceparent, recording
 from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference
 
@@ -353,6 +355,28 @@ async def test_an_agent_elsewhere_takes_a_sample_once_there_is_one_and_ends_it_b
             key = {"Authorization": f"Bearer {started['key']}"}
             body = {"model": "policy", "messages": started["task"]["messages"]}
             answer = await client.post(f"{url}/v1/chat/completions", json=body, headers=key)
+async def test_calls_are_traced_below_their_group_and_requests_to_the_engine_say_so(tasks: str) -> None:
+    """The endpoint began before the group, and its server knows no group; the second time all calls are recorded."""
+    log, parents = LogOfGroup(), set[str | None]()
+
+    class Engine(FakeInference):
+        async def generate(self, *args: Any, **options: Any) -> Any:
+            parents.add(current_traceparent())
+            return await super().generate(*args, **options)
+
+    env = agent(tasks, [sys.executable, str(PROGRAM), "--reward"], reward="program")
+    async with env.running():
+        for name in ("chat policy", "recorded call"):
+            with recording(Clock(), "environment", "ab" * 16, "cd" * 8) as spans:
+                calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+                await collect_group(env, env.task(0), Engine(calculate), 1, SAMPLING, calls=calls)
+            assert [span.name.startswith(name) for span in spans] == [True] * 3
+            assert {(span.trace, span.parent) for span in spans} == {("ab" * 16, "cd" * 8)}
+            if name == "chat policy":
+                assert parents == {f"00-{'ab' * 16}-{span.id}-01" for span in spans}
+            log.known.session("0.0").end = None
+
+
             assert answer.json()["choices"][0]["message"]["content"] == "seven"
             assert (await client.get(f"{started['url']}/task")).json()["task"]["answer"] == "7"
             for reward in (1, 1, 0):
