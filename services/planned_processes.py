@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.config.evaluated import evaluated_environments
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.shared_processes import joined_name, services_in
 from lachesis.pipeline.extension import call_each
 from lachesis.services.registry import find
 
@@ -12,7 +13,10 @@ __all__ = ["PlannedProcess", "planned_processes", "planned_services"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
-    """One process to run. `finite` ones end by themselves when the run's work is done."""
+    """One process to run. `finite` ones end by themselves when the run's work is done.
+
+    `service`: of a process that several share, the name of all.
+    """
 
     name: str
     service: str
@@ -20,6 +24,16 @@ class PlannedProcess:
     phase: int
     replica: int = 1
     finite: bool = False
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services that run in it."""
+        return services_in(self.service)
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """The names under which its services send heartbeats."""
+        return (f"{self.service}-{self.part}",) if self.part else self.services
 
 
 def planned_processes(config: RunConfig) -> list[PlannedProcess]:
@@ -48,9 +62,21 @@ def planned_processes(config: RunConfig) -> list[PlannedProcess]:
         for replica in range(replicas):
             name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
             planned.append(PlannedProcess(name, service, part, phase, replica + 1, ends))
+    for names in config.services.together:
+        planned = _put_together(planned, names)
     return sorted(planned, key=lambda process: process.phase)
+
+
+def _put_together(planned: list[PlannedProcess], names: list[str]) -> list[PlannedProcess]:
+    """Return the processes with one for all of these services that the run has."""
+    rows = [row for row in planned if row.service in names]
+    if len(rows) < 2:
+        return planned
+    name = joined_name(row.service for row in rows)
+    shared = PlannedProcess(name, name, "", max(row.phase for row in rows))
+    return [shared, *(row for row in planned if row not in rows)]
 
 
 def planned_services(config: RunConfig) -> set[str]:
     """Return the names under which the services of a run send heartbeats."""
-    return {"-".join(filter(None, (row.service, row.part))) for row in planned_processes(config)}
+    return {name for row in planned_processes(config) for name in row.speakers}

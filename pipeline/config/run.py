@@ -11,6 +11,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, Streams
 from lachesis.pipeline.common.paths import FilePath, ModelPath, OpenSwitch, TemplatePath
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN, sampling_difference
 from lachesis.pipeline.common.trainability import TrainerReads
+from lachesis.pipeline.config.shared_processes import check_together
 from lachesis.pipeline.config.variables import MODEL_VARIABLES
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.environment.config import EnvironmentConfig
@@ -60,6 +61,10 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Replicas of the teacher stage. Default 1."""
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
+    together: list[list[str]] = []
+    """Services that share a process, a list for each such process: of governor, normalizer, curriculum, batcher, health
+    and teacher, those that the run has. One that fails ends its process, and all of them start again. Default empty:
+    each has a process of its own."""
     forkserver: bool = True
     """Whether services are forked from processes that have imported everything and do nothing else: one with torch
     (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
@@ -175,6 +180,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 f'training.learner.loss.teacher_coef is {coef}, but batching.teacher is "off": nothing would be '
                 'learned from a teacher. Set that to "required" or "optional", or this to 0'
             )
+        check_together(self.services.together, teachers=self.services.teachers)
         self._check_weights()
         self._check_inputs()
         self._check_sampling()

@@ -30,10 +30,10 @@ _HELD_UP = {
 """Services that wait for each service."""
 
 
-def held_up_by(service: str) -> list[str]:
-    """Return what waits if `service` does not work."""
-    known = _HELD_UP.get(service) or _HELD_UP.get(service.partition("-")[0], ())
-    return list(known)
+def held_up_by(*services: str) -> list[str]:
+    """Return what else waits if these services do not work."""
+    found = [_HELD_UP.get(service) or _HELD_UP.get(service.partition("-")[0], ()) for service in services]
+    return list(dict.fromkeys(name for waiting in found for name in waiting if name not in services))
 
 
 def without_figures(text: str) -> str:
@@ -66,13 +66,14 @@ class ExpectedRun:
 class ProcessFact:
     """One planned process as its supervisor sees it. Times are seconds of the clock of `Moment`.
 
-    `pid` None: it does not run. `state`: its state in the kernel, a letter of proc(5). `failing`: how its last life
-    ended, until it works again. `ends`: how often it ended within `ends_within_s`. `recurs`: it ended so often and so
-    recently that it will end again. `held`: the line of code that holds its interpreter; empty: none is known.
+    `services`: the names under which it sends heartbeats. `pid` None: it does not run. `state`: its state in the
+    kernel, a letter of proc(5). `failing`: how its last life ended, until it works again. `ends`: how often it ended
+    within `ends_within_s`. `recurs`: it ended so often and so recently that it will end again. `held`: the line of code
+    that holds its interpreter; empty: none is known.
     """
 
     name: str
-    service: str
+    services: tuple[str, ...]
     pid: int | None
     started_s: float
     state: str = ""

@@ -74,7 +74,7 @@ def silence_notices(
     for one in silent:
         beat = one.beat
         fact = facts.get(beat.pid)
-        name = fact.name if fact is not None else beat.service
+        name = beat.service if fact is None or len(fact.services) > 1 else fact.name
         state = states.get(beat.pid)
         why, mend = _why_silent(beat.pid, state, fact, beat.host)
         yield Notice(
@@ -155,8 +155,8 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
                 since_ns=None if since is None else now.ago_ns(since),
                 why=why,
                 mend=f"it is started again each time; see {fact.log}" if fact.log else "it is started again each time",
-                held_up=held_up_by(fact.service),
-                stops=bool(fact.failing) and fact.service not in _SPARE,
+                held_up=held_up_by(*fact.services),
+                stops=bool(fact.failing) and not _SPARE.issuperset(fact.services),
             )
         elif fact.pid is not None and fact.pid not in heard_pids and _is_overdue(fact, now.s):
             why, mend = _why_silent(fact.pid, fact.state or None, fact, "")
@@ -167,8 +167,8 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
                 since_ns=now.ago_ns(fact.started_s),
                 why=why if fact.state in STOPPED_STATES | {"D"} else "",
                 mend=mend,
-                held_up=held_up_by(fact.service),
-                stops=fact.service not in _SPARE,
+                held_up=held_up_by(*fact.services),
+                stops=not _SPARE.issuperset(fact.services),
             )
 
 

@@ -12,8 +12,9 @@ from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
 from lachesis.services.process.reaper import start_below_reaper
-from lachesis.services.process.service_process import EXIT_STARTUP, ProcessRole, run_process
-from lachesis.services.registry import find, services
+from lachesis.services.process.role import ProcessRole
+from lachesis.services.process.service_process import EXIT_STARTUP, run_process
+from lachesis.services.registry import services
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
 __all__ = ["forkserver", "list_services", "run", "run_service"]
@@ -28,7 +29,11 @@ def run(
     options: Options,
     service: Annotated[
         str | None,
-        typer.Argument(help="Name of the service. Without it, the services are listed.", autocompletion=_services),
+        typer.Argument(
+            help="Name of the service, or of several that share the process: batcher+normalizer. Without it, the "
+            "services are listed.",
+            autocompletion=_services,
+        ),
     ] = None,
     part: Annotated[
         str, typer.Argument(help="Part of the service: an environment, or the role of an inference server.")
@@ -72,7 +77,7 @@ def list_services() -> None:
 def run_service(options: Options, service: str, part: str, *, replica: int | None, supervised: bool) -> None:
     """Run until drained; exits with the code of `run_process`."""
     try:
-        role, config = ProcessRole(find(service), part, replica, supervised), options.config()
+        role, config = ProcessRole.of(service, part, replica, supervised=supervised), options.config()
     except LachesisError:
         if supervised and is_supervised_by_socket():
             note_exit(EXIT_STARTUP)  # `main` says why

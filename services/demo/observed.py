@@ -135,7 +135,7 @@ class RunObservation:
     def stages(self) -> dict[str, StageFigures]:
         """Return the figures of every service that was seen, in the order of the pipeline."""
         names = sorted(self.heartbeats.services(), key=place)
-        planned = Counter("-".join(filter(None, (row.service, row.part))) for row in planned_processes(self.config))
+        planned = Counter(name for row in planned_processes(self.config) for name in row.speakers)
         return {name: _figures(self._newest(name), planned[name], self.cpu_s) for name in names}
 
     def _newest(self, service: str) -> list[Heartbeat]:

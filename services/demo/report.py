@@ -1,5 +1,6 @@
 """The summary as text for the terminal. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator
 from textwrap import shorten
 
@@ -57,6 +58,9 @@ def _stages(summary: DemoSummary) -> Iterator[str]:
             f"{name:20}{stage.handled:>8}{stage.redelivered:>7}{stage.dead:>6}{stage.cpu_s:>7.1f}  "
             f"{_quantiles(stage.wait):30}{_quantiles(stage.process)}"
         )
+    lives = Counter(pid for stage in summary.stages.values() for pid in set(stage.pids))
+    if shared := [name for name, stage in summary.stages.items() if any(lives[pid] > 1 for pid in stage.pids)]:
+        yield f"cpu s of {', '.join(shared)}: of the process that they share"
 
 
 def _examples(summary: DemoSummary) -> Iterator[str]:

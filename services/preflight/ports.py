@@ -41,7 +41,7 @@ def fixed_ports(config: RunConfig) -> list[FixedPort]:
             if not port and row.part == "policy" and elsewhere is not None:
                 port, name = config.at(elsewhere.port, 0), elsewhere.port
             found.append(FixedPort(name, role.host, port, f"inference-{row.part}"))
-        elif (held := find(row.service).socket) is not None:
+        elif (held := find(row.services[0]).socket) is not None:
             host, port = config.at(f"{held.table}.host", ""), config.at(f"{held.table}.port", 0)
             found.append(FixedPort(f"{held.table}.port", host, port, row.service))
     if config.nats is None:

@@ -1,5 +1,8 @@
 """Runs a service's process: connects, announces, works, drains on request, and says why it ended.
 
+Several services can share it (`services.together`): a task group with one connection. One that fails ends the process,
+so that its exit code and its restart are the supervisor's, as those of a process of one service are.
+
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
@@ -17,9 +20,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -65,6 +69,7 @@ from lachesis.services.process.forked_children import separate_forked_children, 
 from lachesis.services.process.nats_micro import join_micro
 from lachesis.services.process.process_limits import report_limits
 from lachesis.services.process.replica import claim_replica
+from lachesis.services.process.role import ProcessRole, log_to_stderr, logged_as
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
 from lachesis.services.registry import Stage, load_stage, service_of
@@ -85,7 +90,6 @@ __all__ = [
     "EXIT_SETTINGS_CHANGED",
     "EXIT_STARTUP",
     "STACKS_SIGNAL",
-    "ProcessRole",
     "run_process",
 ]
 
@@ -123,19 +127,16 @@ _REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessRole:
-    """Which process this is: its service, the part it plays, its number among its replicas if it was given one, and
-    whether a supervisor watches over it.
-    """
+class _Hosted:
+    """One service of this process."""
 
     spec: ServiceSpec
-    part: str = ""
-    number: int | None = None
-    supervised: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.spec.name}-{self.part}" if self.part else self.spec.name
+    name: str
+    part: str
+    identity: str
+    replica: str
+    stage: Stage
+    tracing: Tracing
 
 
 def run_process(role: ProcessRole, config: RunConfig) -> int:
@@ -151,24 +152,18 @@ def run_process(role: ProcessRole, config: RunConfig) -> int:
 
 
 def _run_to_the_end(role: ProcessRole, config: RunConfig) -> int:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
-    )
+    log_to_stderr(role.name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     try:
-        place = RankPlace.of(config.training, os.environ) if role.spec.name == "trainer" else RankPlace()
+        place = RankPlace.of(config.training, os.environ) if "trainer" in role.services else RankPlace()
         if place.rank:
             return anyio.run(_follow_leader, config, place)
-        if role.spec.name == "governor":  # it is what budgets that are too small would stop for good
+        if "governor" in role.services:  # it is what budgets that are too small would stop for good
             check_budgets(config)
-        with (
-            claim_replica(config.run, role.name, role.number, supervised=role.supervised) as replica,
-            open_tracing(config, role.name, replica) as tracing,
-        ):
-            return anyio.run(
-                _run, role, replica, load_stage(service_of(config, role.spec.name, role.part)), config, tracing
-            )
+        with ExitStack() as opened:
+            hosted = [opened.enter_context(_open_hosted(role, spec, config)) for spec in role.specs]
+            return anyio.run(_run, role, hosted, config)
     except Exception as error:  # noqa: BLE001 - it is explained, and ends the process
         return _explain(error)
     except BaseException as error:
@@ -215,24 +210,36 @@ def _explain(error: BaseException) -> int:
     return 1
 
 
-async def _run(role: ProcessRole, replica: str, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
-    limit_s = config.drain_s(role.spec.name) + _MARGIN_S
+@contextmanager
+def _open_hosted(role: ProcessRole, spec: ServiceSpec, config: RunConfig) -> Iterator[_Hosted]:
+    name = role.speaker(spec)
+    with (
+        claim_replica(config.run, name, role.number, supervised=role.supervised) as replica,
+        open_tracing(config, name, replica) as tracing,
+    ):
+        stage = load_stage(service_of(config, spec.name, role.part))
+        yield _Hosted(spec, name, role.part, role.identity(spec), replica, stage, tracing)
+
+
+async def _run(role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig) -> int:
+    limit_s = max(map(config.drain_s, role.services)) + _MARGIN_S
     async with _told_to_drain(supervised=role.supervised) as reported:
         with limited_drain(limit_s, EXIT_DRAIN_TIMEOUT, supervised=role.supervised):
-            code = await _connect_and_serve(role, replica, stage, config, tracing=tracing, reported=reported)
+            code = await _connect_and_serve(role, hosted, config, reported)
     return 0 if code == EXIT_DRAINED and not role.supervised else code
 
 
 async def _connect_and_serve(
-    role: ProcessRole, replica: str, stage: Stage, config: RunConfig, *, tracing: Tracing, reported: anyio.Event
+    role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig, reported: anyio.Event
 ) -> int:
-    bus = await _connect(role, config, reported)
-    if bus is None:
-        return EXIT_DRAINED
-    async with bus:
-        if not await _is_alone(bus, role, config, reported):
+    async with AsyncExitStack() as connected:
+        buses = await _connect(connected, role, hosted, config, reported)
+        if len(buses) < len(hosted):
             return EXIT_DRAINED
-        return await _serve(bus, role, replica, stage, config, tracing=tracing, reported=reported)
+        for bus, one in zip(buses, hosted, strict=True):
+            if not await _is_alone(bus, one.name, config, reported, supervised=role.supervised):
+                return EXIT_DRAINED
+        return await _serve(buses, role, hosted, config, reported)
 
 
 async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
@@ -251,72 +258,109 @@ async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
 
 
 async def _serve(
-    bus: NatsBus,
+    buses: Sequence[NatsBus],
     role: ProcessRole,
-    replica: str,
-    stage: Stage,
+    hosted: Sequence[_Hosted],
     config: RunConfig,
-    *,
-    tracing: Tracing,
     reported: anyio.Event,
 ) -> int:
+    """Run all services; the first that fails ends the others, whose work is done again."""
     place = WriterPlace.current(config.path, supervised=role.supervised)
-    async with (
-        open_service(
-            bus,
-            role.name,
-            config.run,
-            config.revision,
-            replica=replica,
-            tracing=tracing,
-            alive_file=None if config.services.alive_file is None else Path(config.services.alive_file),
-        ) as service,
-        anyio.create_task_group() as tasks,
-    ):
-        service.held_limit_s = config.services.silent_s
+    codes: list[int] = []
+    async with background() as tasks:
         tasks.start_soon(flush_output)
-        tasks.start_soon(tell_returned_forks, service)
-        tasks.start_soon(report_limits, service)
-        tasks.start_soon(join_micro, bus, service, role.spec.about, place)
-        tasks.start_soon(follow_clock, bus, tracing.clock)
-        tasks.start_soon(bus.keep_served)
-        late = anyio.Event()
-        tasks.start_soon(_drain_when, reported, service)
-        drain_s = config.drain_s(role.spec.name)
-        tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
-        log.info("started, pid %s, replica %s", os.getpid(), replica)
+        for bus in dict.fromkeys(buses):
+            tasks.start_soon(bus.keep_served)
         with INTERPRETER_HOLDS.watched():
+            async with anyio.create_task_group() as serving:
+                for bus, one in zip(buses, hosted, strict=True):
+                    serve = partial(_serve_one, bus, one, config, place=place, reported=reported, codes=codes)
+                    serving.start_soon(partial(serve, watches_process=one is hosted[0]))
+    return EXIT_DRAIN_TIMEOUT if EXIT_DRAIN_TIMEOUT in codes else max(codes)
+
+
+async def _serve_one(
+    bus: NatsBus,
+    one: _Hosted,
+    config: RunConfig,
+    *,
+    place: WriterPlace,
+    reported: anyio.Event,
+    codes: list[int],
+    watches_process: bool,
+) -> None:
+    """Run one service, and add to `codes` the exit code of a process that is this service alone.
+
+    `watches_process`: whether it also says what is wrong with the process that it runs in.
+    """
+    drain_s = config.drain_s(one.spec.name)
+    with logged_as(one.name):
+        async with (
+            open_service(
+                bus,
+                one.name,
+                config.run,
+                config.revision,
+                replica=one.replica,
+                tracing=one.tracing,
+                alive_file=None if config.services.alive_file is None else Path(config.services.alive_file),
+            ) as service,
+            anyio.create_task_group() as tasks,
+        ):
+            service.held_limit_s = config.services.silent_s
+            if watches_process:
+                tasks.start_soon(tell_returned_forks, service)
+                tasks.start_soon(report_limits, service)
+            tasks.start_soon(join_micro, bus, service, one.spec.about, place)
+            tasks.start_soon(follow_clock, bus, one.tracing.clock)
+            late = anyio.Event()
+            tasks.start_soon(_drain_when, reported, service)
+            tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
+            log.info("started, pid %s, replica %s", os.getpid(), one.replica)
             async with speaking_while_held(service):
-                await stage(service, config, role.part)
-        tasks.cancel_scope.cancel()
-    if late.is_set():
-        log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
-        return EXIT_DRAIN_TIMEOUT
-    drained = service.draining.is_set()
-    log.info("drained" if drained else "finished")
-    return EXIT_DRAINED if drained else 0
+                await one.stage(service, config, one.part)
+            tasks.cancel_scope.cancel()
+        if late.is_set():
+            log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
+            codes.append(EXIT_DRAIN_TIMEOUT)
+            return
+        drained = service.draining.is_set()
+        log.info("drained" if drained else "finished")
+        codes.append(EXIT_DRAINED if drained else 0)
 
 
-async def _connect(role: ProcessRole, config: RunConfig, reported: anyio.Event) -> NatsBus | None:
-    """Return the bus, or None if the process was requested to drain while there was no server yet."""
-    bus = None
+async def _connect(
+    connected: AsyncExitStack, role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig, reported: anyio.Event
+) -> list[NatsBus]:
+    """Return the bus of each service, fewer if the process was requested to drain while there was no server yet.
+
+    Services that share a process share its connection, unless each has a key of its own: then each may still do only
+    what its key permits. `connected` closes them.
+    """
+    own_keys = config.nats is not None and config.nats.nkey_folder is not None
+    buses: list[NatsBus] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
-        bus = await connect_run(config, f"{config.run}.{role.name}", identity_of(role.spec.name, role.part))
+        for one in hosted:
+            if own_keys or not buses:
+                name = one.name if own_keys else role.name
+                bus = await connect_run(config, f"{config.run}.{name}", one.identity)
+                await connected.enter_async_context(bus)
+            buses.append(bus)
         tasks.cancel_scope.cancel()
-    return bus
+    return buses
 
 
-async def _is_alone(bus: NatsBus, role: ProcessRole, config: RunConfig, reported: anyio.Event) -> bool:
+async def _is_alone(bus: NatsBus, name: str, config: RunConfig, reported: anyio.Event, *, supervised: bool) -> bool:
     """Return True once no other process writes what this one does, False if it was requested to drain while it waited.
 
     A supervisor has made sure of it before it starts any. Raises StartupError.
     """
-    alone = role.supervised
+    alone = supervised
     if not alone:
         async with background() as tasks:
             tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
-            await refuse_writers_beside(bus, config, [role.name])
+            await refuse_writers_beside(bus, config, [name])
             alone = True
     return alone
 

@@ -23,6 +23,7 @@ import msgspec
 from anyio.abc import Process, TaskGroup, TaskStatus
 
 from lachesis.pipeline.common.disk import write_when_room
+from lachesis.pipeline.config.shared_processes import services_in
 from lachesis.pipeline.runtime.exit_note import read_exit_note
 from lachesis.services.supervisor.child import ServiceProcess, send_signal
 from lachesis.services.supervisor.forkserver import (
@@ -220,10 +221,9 @@ class ForkServers:
 
     async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
         """Return the requested process; None if no server can fork it."""
-        for kind, server in self._servers.items():
-            if reported.service in PRELOADED[kind]:
-                return await server.fork(reported)
-        return None
+        services = set(services_in(reported.service))
+        fit = [server for kind, server in self._servers.items() if services <= set(PRELOADED[kind])]
+        return await fit[0].fork(reported) if fit else None
 
     async def _keep_one(self, kind: str, tasks: TaskGroup) -> None:
         while True:

@@ -134,8 +134,8 @@ class _RunningProcess:
     process: SpawnedProcess | ServiceProcess | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
-    stage: StageVitals | None = None
-    """What it says of itself in this life."""
+    stages: dict[str, StageVitals] = field(default_factory=dict)
+    """What its services say of themselves in this life, by the names under which they speak."""
     failing: str = ""
     """Why its last life ended; empty once it works again."""
     hung: str = ""
@@ -155,7 +155,20 @@ class _RunningProcess:
     @property
     def worked(self) -> bool:
         """Whether it has stored results in this life."""
-        return self.stage is not None and self.stage.emitted > 0
+        return any(stage.emitted > 0 for stage in self.stages.values())
+
+    @property
+    def starts_with(self) -> StageVitals | None:
+        """What the first of its services says that has not started; None: it has not reached the server."""
+        return next((stage for stage in self.stages.values() if stage.state == "starting"), None)
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take in a heartbeat of one of its services. It is up once all of them have started."""
+        self.stages[beat.service] = beat.stage
+        if self.failing and _works(beat):
+            self.failing = ""
+        said = [self.stages.get(name) for name in self.planned.speakers]
+        self.up = self.up or all(stage is not None and stage.state != "starting" for stage in said)
 
     def stop(self, number: signal.Signals) -> None:
         """End its process by a signal, the last one."""
@@ -183,7 +196,7 @@ class Supervisor:
         # what trains elsewhere needs no torch, which a fork server of its kind would import
         planned = [row.planned for row in self.running]
         elsewhere = {row.service for row in planned if config.trains_elsewhere(row.service, row.part)}
-        forked = {row.service for row in planned} - elsewhere
+        forked = {service for row in planned for service in row.services} - elsewhere
         self._forks = ForkServers(self.arguments, forked if config.services.forkserver else (), config.path)
         self._goes_on = False
         """Whether the services have just run, under a supervisor that was killed: its fork servers were taken over."""
@@ -324,7 +337,8 @@ class Supervisor:
 
     async def _refuse_other_writers(self, bus: Bus) -> None:
         ours = WriterPlace.current(self.config.path, supervised=True)
-        await refuse_writers_beside(bus, self.config, [row.planned.service for row in self.running], replaces=ours)
+        services = [service for row in self.running for service in row.planned.services]
+        await refuse_writers_beside(bus, self.config, services, replaces=ours)
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
@@ -367,7 +381,7 @@ class Supervisor:
                 await row.ready.wait()
             return
         late = [
-            LateProcess(row.planned.name, row.process is not None, row.stage, self._last_lines(row, 1))
+            LateProcess(row.planned.name, row.process is not None, row.starts_with, self._last_lines(row, 1))
             for row in rows
             if not row.ready.is_set()
         ]
@@ -393,7 +407,8 @@ class Supervisor:
         history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
-            row.up, row.stage, row.hung = False, None, ""
+            row.up, row.hung = False, ""
+            row.stages.clear()
             row.started_s = time.monotonic()
             code, noted = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0 and noted):
@@ -469,7 +484,7 @@ class Supervisor:
             return forked
         command = [sys.executable, "-P", "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         command += [*self.arguments, "--replica", str(planned.replica), "--supervised"]
-        held = find(planned.service).socket
+        held = find(planned.services[0]).socket  # a service that has one shares no process
         if held is None or (listener := self._hold_listener(planned.service, held)) is None:
             return await start_service(command, file, limit_s)
         number = listener.fileno()
@@ -512,14 +527,10 @@ class Supervisor:
             async for beat in beats:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
-                        row.stage = beat.stage
-                        if row.failing and _works(beat):
-                            row.failing = ""
-                        if beat.stage.state != "starting":
-                            row.up = True
-                            if not row.ready.is_set():
-                                row.ready.set()
-                                self._report_state()
+                        row.hear(beat)
+                        if row.up and not row.ready.is_set():
+                            row.ready.set()
+                            self._report_state()
                 evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
                 waits = evaluator is not None and not evaluator.ended.is_set()
                 self._notices.hear(beat, evaluates=waits)
@@ -624,12 +635,12 @@ class Supervisor:
         for row in self.running if self._phase in {"starting", "running"} else ():
             if row.restarts < 0:
                 continue  # those of its phase have not been started yet
-            process, service = row.process, "-".join(filter(None, (row.planned.service, row.planned.part)))
+            process = row.process
             pid = None if process is None or process.returncode is not None else process.pid
             ends = [at for at in row.ends_s if now_s - at <= _COUNTED_S]
             yield ProcessFact(
                 name=row.planned.name,
-                service=service,
+                services=row.planned.speakers,
                 pid=pid,
                 started_s=row.started_s,
                 state="" if pid is None else process_state(pid),

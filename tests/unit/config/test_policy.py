@@ -113,6 +113,7 @@ def test_every_setting_that_names_any_is_known_by_its_type() -> None:
         "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",
         "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
         "InferenceConfig.device", "RunConfig.model_exceptions", "EnvironmentConfig.chat_template_kwargs",
+            "ServicesConfig.together",
     }  # fmt: skip
     assert set(_unmarked(run_config_type(), set())) == harmless
 

@@ -135,7 +135,7 @@ class SimulatedRun:
     def _fact(self, one: Simulated) -> ProcessFact:
         return ProcessFact(
             name=one.service,
-            service=one.service,
+            services=(one.service,),
             pid=one.pid if one.runs else None,
             started_s=one.started_s,
             state=one.kernel if one.runs else "",

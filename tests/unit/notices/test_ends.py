@@ -51,6 +51,6 @@ def test_a_process_that_ends_again_and_again_is_named_without_a_break(lives_s: t
 def test_a_process_that_starts_is_named_once_it_is_stopped_or_very_late(
     state: str, age_s: float, why: str | None
 ) -> None:
-    fact = ProcessFact(name="trainer", service="trainer", pid=7, started_s=100.0, state=state)
+    fact = ProcessFact(name="trainer", services=("trainer",), pid=7, started_s=100.0, state=state)
     found = list(end_notices([fact], {}, Moment(100.0 + age_s, 10**18)))
     assert [one.why for one in found] == ([] if why is None else [why])

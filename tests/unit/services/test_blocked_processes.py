@@ -80,7 +80,7 @@ def test_a_held_process_is_named_after_seconds() -> None:
         stage=StageVitals(state="ok"),
     )
     board.hear(beat, 100.0)
-    fact: dict[str, Any] = {"name": "environment-sums", "service": "environment-sums", "pid": 7, "started_s": 0.0}
+    fact: dict[str, Any] = {"name": "environment-sums", "services": ("environment-sums",), "pid": 7, "started_s": 0.0}
     board.see_processes([ProcessFact(**fact, state="R")])
     assert not board.notices(Moment(102.5, 0))
     board.see_processes([ProcessFact(**fact, state="R", held="reward (env.py, line 4)")])

@@ -125,7 +125,7 @@ async def test_a_start_that_takes_too_long_says_what_each_process_was_at(tmp_pat
     for row in rows:
         if row.planned.service == "scorer":
             (supervisor.logs / "scorer.log").write_text("INFO one\nINFO loading raters\n")
-            row.stage = StageVitals(state="starting", note="loading raters")
+            row.stages["scorer"] = StageVitals(state="starting", note="loading raters")
         else:
             row.ready.set()
     with pytest.raises(StartupError) as raised:
