@@ -67,7 +67,8 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     each has a process of its own."""
     forkserver: bool = True
     """Whether services are forked from processes that have imported everything and do nothing else: one with torch
-    (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
+    (some 350 MB), for trainer, inference servers and environments beside them, and one without (70 MB), for all others.
+    Default true."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     alive_file: FilePath | None = None

@@ -27,6 +27,7 @@ from lachesis.pipeline.config.shared_processes import services_in
 from lachesis.pipeline.runtime.exit_note import read_exit_note
 from lachesis.services.supervisor.child import ServiceProcess, send_signal
 from lachesis.services.supervisor.forkserver import (
+    BECOMES,
     MAX_REQUEST_BYTES,
     PRELOADED,
     ForkRequest,
@@ -222,8 +223,8 @@ class ForkServers:
     async def fork(self, reported: ForkRequest) -> ServiceProcess | None:
         """Return the requested process; None if no server can fork it."""
         services = set(services_in(reported.service))
-        fit = [server for kind, server in self._servers.items() if services <= set(PRELOADED[kind])]
-        return await fit[0].fork(reported) if fit else None
+        fit = [server for kind, server in self._servers.items() if services <= set(BECOMES[kind])]
+        return await fit[-1].fork(reported) if fit else None
 
     async def _keep_one(self, kind: str, tasks: TaskGroup) -> None:
         while True:

@@ -2,10 +2,11 @@
 
 A service that dies is unavailable while its next process imports packages: most of its recovery, and seconds if torch
 is among them. A fork server imports them once, for all later starts. There is one with torch, and one, far smaller,
-without. Its standard input is a socket on which the supervisor (`forking`) requests each service by one message, with
-the end of a pipe that becomes the service's standard input: as for every supervised process, the end of that pipe shows
-that the supervisor is gone. A server whose files have changed since it imported them, by an upgrade say, forks nothing
-more, and another takes its place.
+without. Environments import torch with a tokenizer, so they are forked from the first where there is one. Its standard
+input is a socket on which the supervisor (`forking`) requests each service by one message, with the end of a pipe that
+becomes the service's standard input: as for every supervised process, the end of that pipe shows that the supervisor is
+gone. A server whose files have changed since it imported them, by an upgrade say, forks nothing more, and another takes
+its place.
 
 Between the server and each service is a reaper (`services/process/reaper.py`), which reports to the supervisor itself.
 A server that is no longer wanted goes on until its children have ended. If its supervisor was killed, it waits for the
@@ -41,6 +42,7 @@ from lachesis.services.process.reaper import end_descendants, start_below_reaper
 from lachesis.services.registry import CORE, load_stage
 
 __all__ = [
+    "BECOMES",
     "MAX_REQUEST_BYTES",
     "PRELOADED",
     "USED_LATER",
@@ -62,6 +64,9 @@ PRELOADED = {
 
 Those of extensions are not among them: what they import may fail, or not go with a fork.
 """
+BECOMES = PRELOADED | {"torch": (*PRELOADED["torch"], "environment")}
+"""The same, with those that its children can also be. An environment imports torch with the tokenizer of its policy,
+some 200 MB of its own, unless it is forked from a server that has it."""
 USED_LATER = {
     "plain": ("httpcore", "numpy.ma"),
     "torch": ("httpcore", "numpy.ma", "lachesis.pipeline.inference.engines.reference.serve"),
@@ -116,7 +121,7 @@ def serve_forks(kind: str, door: Path, read_config: Callable[[], object]) -> For
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     take_orphans()
     server = _ForkServer(requests, _listen(door))
-    for name in PRELOADED[kind]:
+    for name in BECOMES[kind]:
         load_stage(CORE[name])
     with uncollected_imports():
         for module in USED_LATER[kind]:

@@ -50,9 +50,9 @@ async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(ru
         await run.wait_for_step(before + 2)
         await run.wait_until_back(name, pid)
     everyone = run.pids()
-    for name in ("trainer", "batcher"):
+    for name, kind in (("trainer", "torch"), ("environment-sums", "torch"), ("batcher", "plain")):
         above = [parent.cmdline() for parent in psutil.Process(everyone[name]).parents()]
-        assert any("forkserver" in line for line in above), f"the {name} was not forked"
+        assert any("forkserver" in line and kind in line for line in above), f"the {name} was not forked as {kind}"
     assert run.process is not None
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
