@@ -215,21 +215,30 @@ class ProducerLeases:
         self._note.write(msgspec.msgpack.encode(list(map(encode, self._held.values()))))
 
     async def renew(self) -> None:
-        """Renew every lease held, a few times in its life. Runs until cancelled."""
+        """Renew every lease held, a few times in its life. Runs until cancelled.
+
+        The requests leave together: a process that stands still wakes once for all of them.
+        """
+        limiter = anyio.CapacityLimiter(_MAX_REQUESTS)
         while True:
             await anyio.sleep(self.renew_s)
-            for lease, request in list(self._held.items()):
-                began_s = boottime_s()
-                try:
-                    reply = await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
-                    if lease not in self._held:
-                        continue
-                    if reply.granted:
-                        self._note_renewal(lease, reply, began_s)
-                    else:
-                        self.on_lost(lease)
-                except InfrastructureError:
-                    break  # after its return the governor waits one lease period, so these leases still count
+            async with anyio.create_task_group() as tasks:
+                for lease, request in self._held.items():
+                    tasks.start_soon(self._renew_one, lease, request, limiter)
+
+    async def _renew_one(self, lease: str, request: LeaseRequest, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            if lease not in self._held:
+                return
+            began_s = boottime_s()
+            try:
+                reply = await self._request(request, min(self.renew_s, _REQUEST_TIMEOUT_S))
+            except InfrastructureError:
+                return  # after its return the governor waits one lease period, so this lease still counts
+            if lease in self._held and reply.granted:
+                self._note_renewal(lease, reply, began_s)
+            elif lease in self._held:
+                self.on_lost(lease)
 
     async def renew_over(self, bus: Bus, timeout_s: float) -> None:
         """Renew every lease held once, over another connection.

@@ -230,3 +230,41 @@ async def test_a_producer_that_was_stopped_learns_that_its_lease_has_ended(lab, 
             await lab.until(is_told)
             tasks.cancel_scope.cancel()
         assert lost[0] == lease, "without a call, too"
+
+
+async def test_all_leases_are_renewed_together(lab, monkeypatch):
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="gateway")},
+        batching=BatchingConfig(batch_size=8, max_staleness=0),
+        flow=FlowConfig(lease_s=1.0),
+    )
+    under_way, most, renewed = 0, 0, set()
+    async with (
+        lab.running(lambda service: run_governor(service, config), "governor"),
+        lab.running(lambda service: service.draining.wait(), "environment") as service,
+        anyio.create_task_group() as tasks,
+    ):
+        leases = ProducerLeases(service, "p", "sums")
+        request = leases._request
+
+        async def counted(one, *arguments):
+            nonlocal under_way, most
+            under_way, most = under_way + 1, max(most, under_way + 1)
+            try:
+                reply = await request(one, *arguments)
+            finally:
+                under_way -= 1
+            assert reply.granted
+            renewed.add(one.lease)
+            return reply
+
+        async def all_are_renewed():
+            return renewed == held
+
+        held = {await leases.acquire(1, 100) for _ in range(8)}
+        monkeypatch.setattr(leases, "_request", counted)
+        tasks.start_soon(leases.renew)
+        await lab.until(all_are_renewed)
+        assert most == len(held)
+        tasks.cancel_scope.cancel()
