@@ -90,9 +90,19 @@ def holding_place(dump: str) -> str | None:
     None: it does not say. That is a thread that waits for nothing: one in somebody's own code, else the main thread,
     which is written last. A line that is still being written counts for nothing.
     """
-    busy = [stack for stack in _stacks(dump.split("\n")[:-1]) if Path(stack[0].file).name not in _WAITING]
+    busy = [stack for stack in _stacks(dump.split("\n")[:-1]) if not _is_waiting(stack)]
     own = [stack for stack in reversed(busy) if own_line(stack) is not None]
     return " or ".join(dict.fromkeys(map(place_of, own[:_MAX_PLACES] or busy[-1:]))) or None
+
+
+def _is_waiting(stack: Sequence[StackLine]) -> bool:
+    """Return whether a thread waits, without the interpreter.
+
+    This project's own threads wait in the function that they begin with, and work in those that it calls.
+    """
+    inner, *outer = stack
+    begins_here = bool(outer) and "threading" in Path(outer[0].file).name
+    return Path(inner.file).name in _WAITING or (begins_here and _OURS.search(inner.file) is not None)
 
 
 def own_line(stack: Sequence[StackLine]) -> StackLine | None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import time
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ with INTERPRETER_HOLDS.watched():
     print(INTERPRETER_HOLDS.describe(), flush=True)
 """
 """Holds its interpreter until a byte comes, again and again until it has said so."""
+_STDLIB = sysconfig.get_path("stdlib")
 _DUMP = """Timeout (0:00:01)!
 Thread 0x00007f (most recent call first):
   File "/home/me/raters.py", line 7 in slow
@@ -95,6 +97,21 @@ def test_the_thread_that_waits_for_nothing_is_named() -> None:
     assert holding_place("") is None
     cut = _DUMP[: _DUMP.index(" in slow")]
     assert holding_place(cut) == holding_place(f"{cut} in ") is None
+
+
+def test_threads_of_this_project_that_wait_in_their_first_function_are_not_blamed() -> None:
+    """Where every thread waits, other processes had the processor: `_watch` polls, and has no line to mend."""
+    waiting = f"""Thread 0x1 (most recent call first):
+  File "/home/me/site-packages/lachesis/services/process/drain_limit.py", line 59 in _watch
+  File "{_STDLIB}/threading.py", line 982 in run
+Current thread 0x2 (most recent call first):
+  File "{_STDLIB}/selectors.py", line 468 in select
+  File "{_STDLIB}/asyncio/base_events.py", line 1871 in _run_once
+"""
+    assert holding_place(waiting) is None
+    works = '  File "/home/me/site-packages/torch/serialization.py", line 9 in load\n'
+    busy = waiting.replace("Thread 0x1 (most recent call first):\n", f"Thread 0x1 (most recent call first):\n{works}")
+    assert holding_place(busy) == "load (serialization.py, line 9)"
 
 
 def test_somebodys_own_line_comes_before_those_of_libraries() -> None:
