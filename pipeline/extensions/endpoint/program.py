@@ -1,15 +1,17 @@
 """Runs an agent's program as one sample: in a folder and a process group of its own, within bounds.
 
-Guarantees that whatever the program does, it has ended when `run_program` returns, with all that it has started; that
-its output takes bounded memory; and that what it did wrong has a name.
+Guarantees that whatever the program does, it has ended when `run_program` returns, with all that it has started, and
+soon after this process is killed (`program_launcher`); that its output takes bounded memory; and that what it did wrong
+has a name.
 """
 
 import errno
 import fcntl
 import os
 import shutil
-import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,15 +27,17 @@ import msgspec
 from lachesis.pipeline.common.safe_text import printable_lines
 from lachesis.pipeline.common.secret_names import is_secret_name
 from lachesis.pipeline.errors import EnvironmentCodeError
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, LachesisError
 
 __all__ = ["ProgramEnd", "delete_left_folders", "program_environment", "run_program"]
 
 SESSION_URL = "LACHESIS_SESSION_URL"
-"""Variable by which a program, and all that it starts, knows its session; what carries it belongs to the sample."""
+_LAUNCHER = str(Path(__file__).with_name("program_launcher.py"))
 TASK_FILE = "LACHESIS_TASK"
 _LAST_WORDS_S = 1.0
 """Seconds for which the output of a program that has ended is still read."""
+_END_S = 10.0
+"""Seconds in which all that a program has started must have ended; then its launcher is killed."""
 _KEPT_BYTES = 1600
 """Of the end of a program's output; an error with it is cut at 2,000 characters, and its last words matter most."""
 _FOLDER = "lachesis-agent-"
@@ -43,6 +47,14 @@ _IN_THE_MAKING_S = 60.0
 _SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 """Errors of a start that say nothing of the command: processes, memory or open files are used up."""
 _BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+class _LauncherReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher says at its end: see `program_launcher`."""
+
+    status: int | None = None
+    left: int = 0
+    errno: int | None = None
 
 
 class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,30 +163,52 @@ async def _run(
     output_bytes: int,
     ended: Callable[[], Awaitable[None]],
 ) -> ProgramEnd:
-    try:
-        process = await anyio.open_process(
-            list(command),
-            env=environ,
-            cwd=environ["PWD"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        kind = EnvironmentCodeError if error.errno in _SHORTAGES else ConfigError
-        raise kind(f"command: {command[0]!r} cannot be started: {error.strerror}") from error
-    output = _Output(output_bytes)
-    left = 0
-    try:
-        why = await _watched(process, output, time_limit_s, ended)
-    finally:
-        with anyio.CancelScope(shield=True):
-            _kill_group(process.pid)
-            left = await anyio.to_thread.run_sync(_kill_others, environ[SESSION_URL])
-            status = await process.wait()
-            await process.aclose()
-    return ProgramEnd(why=why, status=status, output=output.text, left=left)
+    wanted, control = socket.socketpair()
+    with wanted:
+        with control:
+            try:
+                process = await anyio.open_process(
+                    [sys.executable, "-I", "-S", _LAUNCHER, *command],
+                    env=environ,
+                    cwd=environ["PWD"],
+                    stdin=control.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _start_error(command, error.errno) from error
+        output = _Output(output_bytes)
+        try:
+            why = await _watched(process, output, time_limit_s, ended)
+        finally:
+            with anyio.CancelScope(shield=True):
+                wanted.shutdown(socket.SHUT_WR)  # the launcher ends the program, if it has not ended
+                with anyio.move_on_after(_END_S):
+                    await process.wait()
+                if process.returncode is None:
+                    process.kill()
+                status = await process.wait()
+                await process.aclose()
+        report = _report(wanted)
+    if report.errno is not None:
+        raise _start_error(command, report.errno)
+    return ProgramEnd(
+        why=why, status=status if report.status is None else report.status, output=output.text, left=report.left
+    )
+
+
+def _start_error(command: Sequence[str], number: int | None) -> LachesisError:
+    kind = EnvironmentCodeError if number in _SHORTAGES else ConfigError
+    return kind(f"command: {command[0]!r} cannot be started: {os.strerror(number or 0)}")
+
+
+def _report(wanted: socket.socket) -> _LauncherReport:
+    """Return what a launcher that has ended has said; nothing if something has killed it."""
+    with suppress(BlockingIOError, ConnectionError, msgspec.DecodeError):
+        wanted.setblocking(False)
+        return msgspec.json.decode(wanted.recv(4096), type=_LauncherReport)
+    return _LauncherReport()
 
 
 async def _watched(
@@ -235,36 +269,3 @@ class _Output:
     @property
     def text(self) -> str:
         return printable_lines(self._kept.decode(errors="replace")).strip()
-
-
-def _kill_group(leader: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _kill_others(session_url: str) -> int:
-    """Kill the processes of a session that have left its group, and return their number.
-
-    They are known by the variable of their session, where the system shows it.
-    """
-    mark = f"{SESSION_URL}={session_url}".encode()
-    killed: set[int] = set()
-    while found := {pid for pid in _own_processes() if mark in _variables(pid)} - killed:
-        for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        killed |= found
-    return len(killed)
-
-
-def _own_processes() -> list[int]:
-    with suppress(OSError):
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208 - names alone
-    return []
-
-
-def _variables(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is somebody else's
-        return []

@@ -168,16 +168,50 @@ async def test_a_program_that_goes_wrong_costs_its_sample_and_is_named(
         await collect(env)
 
 
-async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, tmp_path: Path) -> None:
-    left = tmp_path / "left"
+def leaving(left: Path) -> str:
+    """Return code that leaves two daemons with no variables, each in a session of its own, with its pid in `left`."""
     daemon = f"import os, time; open({str(left)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(1000)"
-    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {daemon!r}], start_new_session=True)\n"
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(left)!r}).exists(): time.sleep(0.01)\n"
-    draft = await collect(agent(tasks, script(tmp_path, start + wait + CALL)), n=1)
+    start = f"import subprocess, sys\nargs = [sys.executable, '-c', {daemon!r}]\n"
+    start += "for _ in range(2): subprocess.Popen(args, env={}, start_new_session=True)\n"
+    start += f"import pathlib\nleft = pathlib.Path({str(left)!r})\nleft.touch()\n"
+    return start + "while len(left.read_text().split()) < 2: pass\n"
+
+
+@pytest.mark.parametrize("more", ["", "while True: pass"])
+async def test_what_a_program_leaves_running_is_killed_and_counted(tasks: str, tmp_path: Path, more: str) -> None:
+    left = tmp_path / "left"
+    code = leaving(left) + "sys.argv.append('--reward')\n" + CALL + more
+    draft = await collect(agent(tasks, script(tmp_path, code), reward="program"), n=1)
     (session,) = draft.sessions
-    assert session.notes["agent"]["left"] == 1
+    assert session.notes["agent"]["left"] == 2
+    assert session.notes["agent"]["why"] == ("stopped" if more else "exited")
+    assert not any(is_running(int(pid)) for pid in left.read_text().split()), "it is over when the sample is"
+
+
+RUN_PROGRAM = """
+import anyio, os, sys
+from lachesis.pipeline.extensions.endpoint.program import run_program
+command = [sys.executable, sys.argv[1]]
+anyio.run(lambda: run_program(
+    command, dict(os.environ), b"{}", time_limit_s=1000.0, output_bytes=1000, ended=anyio.sleep_forever
+))
+"""
+
+
+async def test_what_a_program_has_started_ends_with_the_environments_process_also_if_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    left, own = tmp_path / "left", tmp_path / "own"
+    code = leaving(left) + f"import os; open({str(own)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    _, path = script(tmp_path, code)
+    process = await anyio.open_process([sys.executable, "-c", RUN_PROGRAM, path])
     with anyio.fail_after(60):
-        while any(is_running(int(pid)) for pid in left.read_text().split()):  # noqa: ASYNC110 - of its end nobody says
+        while not (own.exists() and own.read_text()):  # noqa: ASYNC110 - of its start nobody says
+            await anyio.sleep(0.01)
+        process.kill()
+        await process.aclose()
+        pids = [int(pid) for pid in (left.read_text() + own.read_text()).split()]
+        while any(map(is_running, pids)):  # noqa: ASYNC110 - of its end nobody says
             await anyio.sleep(0.01)
 
 
@@ -321,6 +355,28 @@ async def test_a_sample_that_no_agent_takes_in_time_is_lost_alone(tasks: str, tm
     assert len(drafts[0].lost) == 1
 
 
+async def test_calls_are_traced_below_their_group_and_requests_to_the_engine_say_so(tasks: str) -> None:
+    """The endpoint began before the group, and its server knows no group; the second time all calls are recorded."""
+    log, parents = LogOfGroup(), set[str | None]()
+
+    class Engine(FakeInference):
+        async def generate(self, *args: Any, **options: Any) -> Any:
+            parents.add(current_traceparent())
+            return await super().generate(*args, **options)
+
+    env = agent(tasks, [sys.executable, str(PROGRAM), "--reward"], reward="program")
+    async with env.running():
+        for name in ("chat policy", "recorded call"):
+            with recording(Clock(), "environment", "ab" * 16, "cd" * 8) as spans:
+                calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
+                await collect_group(env, env.task(0), Engine(calculate), 1, SAMPLING, calls=calls)
+            assert [span.name.startswith(name) for span in spans] == [True] * 3
+            assert {(span.trace, span.parent) for span in spans} == {("ab" * 16, "cd" * 8)}
+            if name == "chat policy":
+                assert parents == {f"00-{'ab' * 16}-{span.id}-01" for span in spans}
+            log.known.session("0.0").end = None
+
+
 async def test_secrets_of_this_process_are_no_variables_of_the_program(
     tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,28 +411,6 @@ async def test_an_agent_elsewhere_takes_a_sample_once_there_is_one_and_ends_it_b
             key = {"Authorization": f"Bearer {started['key']}"}
             body = {"model": "policy", "messages": started["task"]["messages"]}
             answer = await client.post(f"{url}/v1/chat/completions", json=body, headers=key)
-async def test_calls_are_traced_below_their_group_and_requests_to_the_engine_say_so(tasks: str) -> None:
-    """The endpoint began before the group, and its server knows no group; the second time all calls are recorded."""
-    log, parents = LogOfGroup(), set[str | None]()
-
-    class Engine(FakeInference):
-        async def generate(self, *args: Any, **options: Any) -> Any:
-            parents.add(current_traceparent())
-            return await super().generate(*args, **options)
-
-    env = agent(tasks, [sys.executable, str(PROGRAM), "--reward"], reward="program")
-    async with env.running():
-        for name in ("chat policy", "recorded call"):
-            with recording(Clock(), "environment", "ab" * 16, "cd" * 8) as spans:
-                calls = GroupCalls(log, CallFigures())  # type: ignore[arg-type]
-                await collect_group(env, env.task(0), Engine(calculate), 1, SAMPLING, calls=calls)
-            assert [span.name.startswith(name) for span in spans] == [True] * 3
-            assert {(span.trace, span.parent) for span in spans} == {("ab" * 16, "cd" * 8)}
-            if name == "chat policy":
-                assert parents == {f"00-{'ab' * 16}-{span.id}-01" for span in spans}
-            log.known.session("0.0").end = None
-
-
             assert answer.json()["choices"][0]["message"]["content"] == "seven"
             assert (await client.get(f"{started['url']}/task")).json()["task"]["answer"] == "7"
             for reward in (1, 1, 0):
