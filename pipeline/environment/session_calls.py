@@ -215,6 +215,11 @@ class SessionCalls:
         await self._group.recorder.check_held()
 
     @property
+    def gives_up(self) -> bool:
+        """Whether a sample is given up that asks something else than was recorded."""
+        return self._group.diverging == "give_up"
+
+    @property
     def recorded(self) -> list[SessionCall]:
         """All recorded calls of the session, by index, for code that keeps a tree of calls itself."""
         return [self._known.calls[index] for index in sorted(self._known.calls)]
@@ -227,7 +232,7 @@ class SessionCalls:
         if self._shared.diverged is None:
             self._shared.diverged = text
             self._group.figures.diverged += 1
-        if self._group.diverging == "give_up":
+        if self.gives_up:
             raise NotResumableError(text)
         self._group.figures.lost_seconds += sum(one.seconds for one in gone if one.index not in self._shared.gone)
         self._shared.gone |= {one.index for one in gone}

@@ -81,6 +81,10 @@ class AgentSession:
         self._calls = session.calls
         self._left_over = [] if session.calls is None else list(session.calls.recorded)
         """Calls of the session before a kill that were not requested again yet."""
+        self._were_one = all(call.parent == (call.index - 1 if call.index else None) for call in self._left_over)
+        """Whether these are one conversation, whose requests come in the same order again."""
+        self._first_other: str | None = None
+        """The first request that was sampled while recorded calls were left over."""
         self.is_resumed = session.calls is not None and session.calls.is_taken_up
         """Whether it was begun before a kill: an agent that took it then may still be there."""
         self._retracing = anyio.Lock()
@@ -188,6 +192,7 @@ class AgentSession:
             if self._left_over:
                 count = len(self._left_over)
                 text = f"{count} recorded calls of sample {session.sample} were not requested again after a kill"
+                text += f"; {self._first_other or 'nothing else was'}"
                 try:
                     self._calls.diverge(self._left_over, text)
                 except NotResumableError as error:
@@ -256,6 +261,7 @@ class AgentSession:
                     found.append(recorded_turn(call, experts))
             new_tokens, turns, places = found[0][0], [turn for _, turn in found], [call.index for call in stored]
         else:
+            self._note_other(request)
             new_tokens = await self._renderer.new_tokens(self.requests, self.tree, request, followed)
             places = list(range(self._next_place, self._next_place + request.n))
             self._next_place += request.n
@@ -286,6 +292,19 @@ class AgentSession:
             prompt_tokens=len(prompt),
         )
         return self.tree.record(followed, new_tokens, sampled, answer, digest=digest, places=places)
+
+    def _note_other(self, request: ModelRequest) -> None:
+        """Remember the first request that is sampled while recorded calls are left over.
+
+        Raises `NotResumableError` if they cannot come any more, and such samples are given up.
+        """
+        if self._calls is None or not self._left_over:
+            return
+        if self._first_other is None:
+            number, last = len(self.tree.answers), request.messages[-1]
+            self._first_other = f"request {number} was another one, which ends with {last.role}: {last.text[-80:]!r}"
+        if self._were_one and self._calls.gives_up:
+            self._calls.diverge(self._left_over, f"sample {self.session.sample}: {self._first_other}")
 
     def _stored(self, digest: str, parent: int | None, n: int) -> list[SessionCall]:
         """Return the calls by which a request of the same place was answered before a kill; none: it was not."""

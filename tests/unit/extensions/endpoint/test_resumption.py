@@ -135,14 +135,48 @@ async def test_a_finished_sample_has_the_same_sequences_after_a_kill() -> None:
 async def test_an_agent_that_asks_something_else_is_named_and_given_up_if_the_run_wants_that(
     diverging: Diverging,
 ) -> None:
+    """One conversation is given up before anything else of it is sampled."""
     log, engine = LogOfGroup(), ScriptedEngine("qwen")
-    await chat(session_on(log, engine), [{"role": "user", "content": "one"}])
+    history = [{"role": "user", "content": "one"}]
+    before = session_on(log, engine)
+    history += [await chat(before, history), {"role": "user", "content": "two"}]
+    await chat(before, history)
     session = session_on(log, engine, diverging)
-    await chat(session, [{"role": "user", "content": "another"}])
+    await chat(session, history[:1])
+    other = [*history[:2], {"role": "user", "content": "another"}]
     if diverging == "give_up":
-        with pytest.raises(NotResumableError, match="not requested again"):
-            session.fill()
+        with pytest.raises(NotResumableError, match="request 1 was another one, which ends with user: 'another'"):
+            await chat(session, other)
         assert isinstance(session.session.failure, NotResumableError)
+        assert session.ended.is_set()
+        assert len(engine.sampled) == 2
     else:
+        await chat(session, other)
         session.fill()
-    assert "1 recorded calls" in str(session.session.diverged)
+        assert str(session.session.diverged).startswith("1 recorded calls of sample 0 were not requested again")
+    assert "request 1 was another one, which ends with user: 'another'" in str(session.session.diverged)
+
+
+@pytest.mark.parametrize("diverging", ["sample", "give_up"])
+async def test_conversations_side_by_side_may_go_on_in_another_order(diverging: Diverging) -> None:
+    log, engine = LogOfGroup(), ScriptedEngine("qwen")
+    before = session_on(log, engine)
+    histories = [[{"role": "user", "content": name}] for name in ("one", "two")]
+    for history in histories:
+        history += [await chat(before, history), {"role": "user", "content": "more"}]
+    session = session_on(log, engine, diverging)
+    await chat(session, histories[0][:1])
+    await chat(session, histories[0])
+    await chat(session, histories[1][:1])
+    session.fill()
+    assert session.session.diverged is None
+
+
+async def test_a_sample_that_requests_less_than_was_recorded_says_so() -> None:
+    log, engine = LogOfGroup(), ScriptedEngine("qwen")
+    before, ask = session_on(log, engine), [{"role": "user", "content": "one"}]
+    await chat(before, [*ask, await chat(before, ask), {"role": "user", "content": "two"}])
+    session = session_on(log, engine)
+    await chat(session, ask)
+    session.fill()
+    assert str(session.session.diverged).endswith("not requested again after a kill; nothing else was")
