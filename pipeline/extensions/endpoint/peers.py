@@ -3,7 +3,7 @@
 So agents may request any of the endpoints, which may have one address. Guarantees that a request is passed on once at
 most; that an agent which hangs up is gone for the endpoint that answers it, too; and that a key which no replica knows
 gets 401, but 503 while a replica is away: another one takes its sessions up from the log, and then answers. A replica
-that was stopped holds up no request for longer than until its session is taken up here.
+that was stopped holds up no request of a session that another one has, and those of its own until they are taken up.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,10 +21,12 @@ from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.serving.replies import read_body
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["Peers", "UnknownSessionError", "check_peers"]
+__all__ = ["NOT_YET", "Peers", "UnknownSessionError", "check_peers"]
 
 _PASSED_ON = "x-lachesis-passed-on"
 """Header of a request that a replica has passed on; it is not passed on again."""
+NOT_YET = "x-lachesis-not-yet"
+"""Header of the answer of a replica that may still take the session up from the log."""
 _REQUEST_HEADERS = ("accept", "authorization", "content-type", "x-api-key", "x-stainless-retry-count")
 _ANSWER_HEADERS = ("cache-control", "content-type", "retry-after")
 _CONNECT_S = 5.0
@@ -79,8 +81,7 @@ class Peers:
         if _PASSED_ON in request.headers:
             raise unknown
         body = await read_body(request)
-        found: httpx.Response | None = None
-        away: list[str] = []
+        found, away = list[httpx.Response](), list[str]()
         has_hung_up = False
 
         is_here = False
@@ -101,37 +102,48 @@ class Peers:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             tasks.start_soon(watch_here)
-            found = await self._first(request, body, away)
+            await self._ask_all(request, body, found, away)
             tasks.cancel_scope.cancel()
         if has_hung_up:
-            if found is not None:
-                await found.aclose()
+            for answer in found:
+                await answer.aclose()
             raise ClientDisconnect
-        if found is None and is_here:
+        if not found and is_here:
             return _unread(request, body)
-        if found is not None:
-            headers = {name: found.headers[name] for name in _ANSWER_HEADERS if name in found.headers}
-            closed = BackgroundTask(found.aclose)
-            return StreamingResponse(found.aiter_bytes(), found.status_code, headers, background=closed)
+        for answer in found:
+            headers = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
+            closed = BackgroundTask(answer.aclose)
+            return StreamingResponse(answer.aiter_bytes(), answer.status_code, headers, background=closed)
         if away:
             raise InfrastructureError(
-                f"no session here has this key, and the endpoint at {away[0]} is away; what it held is taken up by "
-                "another replica: try again"
+                f"no session here has this key, and the endpoint at {away[0]} is away or new; another one "
+                "takes up what it held: try again"
             )
         raise unknown
 
-    async def _first(self, request: Request, body: bytes, away: list[str]) -> httpx.Response | None:
-        """Return the answer of the first peer that has the session; None: none has. Those that are away are added."""
-        for address in self._addresses:
+    async def _ask_all(self, request: Request, body: bytes, found: list[httpx.Response], away: list[str]) -> None:
+        """Ask all peers at once, as one may be stopped, until one has the session: its answer is `found`.
+
+        Peers that are away, or do not know yet which sessions they have, are added to `away`.
+        """
+
+        async def ask(address: str) -> None:
             try:
                 answer = await self._http.send(self._passed_on(address, request, body), stream=True)
             except httpx.TransportError:
                 away.append(address)
-                continue
-            if answer.status_code != httpx.codes.UNAUTHORIZED:
-                return answer
+                return
+            if NOT_YET in answer.headers:
+                away.append(address)
+            elif answer.status_code != httpx.codes.UNAUTHORIZED and not found:
+                found.append(answer)
+                tasks.cancel_scope.cancel()
+                return
             await answer.aclose()
-        return None
+
+        async with anyio.create_task_group() as tasks:
+            for address in self._addresses:
+                tasks.start_soon(ask, address)
 
     def _passed_on(self, address: str, request: Request, body: bytes) -> httpx.Request:
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}

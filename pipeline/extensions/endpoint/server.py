@@ -42,7 +42,7 @@ from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelReques
 from lachesis.pipeline.extensions.endpoint.logic.dialects import DIALECTS
 from lachesis.pipeline.extensions.endpoint.logic.dialects.dialect import Dialect, StreamEvent
 from lachesis.pipeline.extensions.endpoint.logic.dialects.openai_errors import openai_error
-from lachesis.pipeline.extensions.endpoint.peers import Peers, UnknownSessionError
+from lachesis.pipeline.extensions.endpoint.peers import NOT_YET, Peers, UnknownSessionError
 from lachesis.pipeline.inference.serving.replies import body_of
 from lachesis.pipeline.runtime.http import BrowserGuard, HttpServer
 from lachesis.schemas.errors import DataError, LachesisError
@@ -209,7 +209,11 @@ class EndpointServer:
             except ClientDisconnect:
                 return Response(status_code=499)
             except UnknownSessionError as raised:
-                return refused(self._not_yet(request) or raised)
+                if (not_yet := self._not_yet(request)) is None:
+                    return refused(raised)
+                answer = refused(not_yet)
+                answer.headers[NOT_YET] = "1"
+                return answer
             except LachesisError as raised:
                 return refused(raised)
 

@@ -862,6 +862,32 @@ async def test_a_replica_that_was_stopped_holds_up_no_request_once_its_session_i
     assert drafts[0].rewards == [{"environment": 1.0}]
 
 
+async def test_a_peer_that_is_stopped_or_new_hides_no_session_of_another_one(tasks: str, tmp_path: Path) -> None:
+    """Both are listed before the one that has the session."""
+    token_file = tmp_path / "token"
+
+    def replica(*peers: str) -> Any:
+        return agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0, peers=list(peers))
+
+    holder = replica()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with httpx.AsyncClient(timeout=20) as http, holder.running(), anyio.create_task_group() as group:
+            inference = FakeInference(lambda *_: "a")
+            group.start_soon(collect_group, holder, holder.task(0), inference, 1, SAMPLING)
+            mine = LivingAgent(http)
+            await mine.start(holder._server.url, token_file)
+            new = replica()
+            async with new.running():
+                assert (await mine.ask(new._server.url)).status_code == 503, (
+                    "it may take the session up, as far as it knows"
+                )
+                stopped = f"http://127.0.0.1:{silent.getsockname()[1]}"
+                asked = replica(stopped, new._server.url, holder._server.url)
+                async with asked.running():
+                    assert await mine.say(asked._server.url, "begin") == "a"
+                    assert await mine.report(asked._server.url, 1.0) == 200
+
+
 async def test_no_agent_gets_a_sample_that_another_process_may_have_taken_up(tasks: str, tmp_path: Path) -> None:
     """This one was stopped while the sample was open, and goes on before it knows that its lease has ended."""
 
@@ -918,7 +944,7 @@ async def test_either_of_two_endpoints_answers_any_session_also_when_one_is_kill
         mine.history.pop()
         lost = await mine.ask(urls[1], **{"x-stainless-retry-count": "1"})
         assert (lost.status_code, lost.headers["retry-after"]) == (503, "2")
-        assert "is away; what it held is taken up by another replica" in lost.text
+        assert "is away or new; another one takes up what it held" in lost.text
 
         async def take_up() -> None:
             drafts.append(await collecting(second))
