@@ -9,9 +9,10 @@ import hashlib
 import itertools
 import string
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio
@@ -45,6 +46,19 @@ _ID_LENGTH = 9
 """Letters of a tool call's id; the templates of one family take exactly these."""
 
 
+async def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class _BegunRequest:
+    """A request that is being answered. `has_hung_up`: whether its newest client has."""
+
+    has_hung_up: Callable[[], Awaitable[bool]]
+    done: anyio.Event = field(default_factory=anyio.Event)
+    found: RecordedAnswer | None = None
+
+
 class SessionEndedError(DataError):
     """Raised by a call in a session that has ended, or has made as many calls as it may."""
 
@@ -73,7 +87,7 @@ class AgentSession:
         """What a call under way is answered that ends with the session."""
         self._renderer = renderer
         self._max_calls = max_calls
-        self._begun: dict[str, anyio.Event] = {}
+        self._begun: dict[str, list[_BegunRequest]] = {}
         """By digest, the requests that are being answered."""
         self._texts: dict[int, str] = {}
         self._turn_rewards: dict[int, float] = {}
@@ -113,15 +127,24 @@ class AgentSession:
             raise SessionEndedError("this session has ended")
         self._context.run(self._tasks.start_soon, call)
 
-    async def answer(self, request: ModelRequest, *, is_retry: bool = False) -> RecordedAnswer:
+    async def answer(
+        self, request: ModelRequest, *, is_retry: bool = False, has_hung_up: Callable[[], Awaitable[bool]] = _never
+    ) -> RecordedAnswer:
         """Return the answer to a request. `is_retry`: its client says that it has sent it before.
+
+        `has_hung_up` returns whether its client waits no longer: then the same request, sent again, gets its answer.
 
         Raises `SessionEndedError`, `DataError` for a request that cannot be served, and `InfrastructureError`.
         """
         request.check()
         digest = request.digest
-        if is_retry and digest in self._begun:
-            await self._begun[digest].wait()
+        for begun in self._begun.get(digest, []):
+            if is_retry or await begun.has_hung_up():
+                begun.has_hung_up = has_hung_up
+                await begun.done.wait()
+                if begun.found is not None:
+                    return begun.found
+                break
         if (known := self.tree.repeated(digest, is_retry=is_retry)) is not None:
             return known
         if self.session.failure is not None:
@@ -132,21 +155,23 @@ class AgentSession:
             raise SessionEndedError("this session's agent has ended; only its reward may still be reported")
         if len(self.tree.calls) + self._under_way + request.n > self._max_calls:
             raise SessionEndedError(f"this session has made the {self._max_calls} calls that it may (max_turns)")
-        done = self._begun[digest] = anyio.Event()
+        begun = _BegunRequest(has_hung_up)
+        self._begun.setdefault(digest, []).append(begun)
         self._under_way += request.n
         try:
             whole = self._whole(request)
             await self._retrace(whole)
-            return await self._sample(whole, request)
+            found = begun.found = await self._sample(whole, request)
         except InfrastructureError as error:
             self.session.failure = error
             self.ended.set()
             raise
+        else:
+            return found
         finally:
             self._under_way -= request.n
-            done.set()
-            if self._begun.get(digest) is done:
-                del self._begun[digest]
+            begun.done.set()
+            self._begun[digest].remove(begun)
 
     async def is_held(self) -> bool:
         """Return whether no other process may have taken the session up, while this one was stopped, say."""

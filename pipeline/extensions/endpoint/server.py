@@ -268,7 +268,7 @@ class EndpointServer:
         check_plain("the request", body)  # it is walked recursively
         wanted = dialect.read(body)
         is_retry = request.headers.get("x-stainless-retry-count", "0") not in {"", "0"}
-        pending = _PendingAnswer(live.recorded, wanted, is_retry=is_retry)
+        pending = _PendingAnswer(live.recorded, wanted, is_retry=is_retry, has_hung_up=request.is_disconnected)
         live.recorded.start(pending.run)
         if wanted.stream:
             with anyio.move_on_after(_PING_S):
@@ -350,17 +350,27 @@ class EndpointServer:
 class _PendingAnswer:
     """A request that is being answered, also after its client has hung up."""
 
-    def __init__(self, recorded: AgentSession, wanted: ModelRequest, *, is_retry: bool) -> None:
+    def __init__(
+        self,
+        recorded: AgentSession,
+        wanted: ModelRequest,
+        *,
+        is_retry: bool,
+        has_hung_up: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._recorded = recorded
         self._wanted = wanted
         self._is_retry = is_retry
+        self._has_hung_up = has_hung_up
         self.done = anyio.Event()
         self.found: RecordedAnswer | None = None
         self.error: LachesisError | None = None
 
     async def run(self) -> None:
         try:
-            self.found = await self._recorded.answer(self._wanted, is_retry=self._is_retry)
+            self.found = await self._recorded.answer(
+                self._wanted, is_retry=self._is_retry, has_hung_up=self._has_hung_up
+            )
         except LachesisError as error:
             self.error = error
         finally:

@@ -24,7 +24,8 @@ from lachesis.pipeline.environment.probe import probe_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.environment.session_calls import CallFigures, GroupCalls
 from lachesis.pipeline.errors import EnvironmentCodeError, GroupTakenError, InfrastructureError, ServerAwayError
-from lachesis.pipeline.extensions.endpoint import environment
+from lachesis.pipeline.extensions.endpoint import environment, server
+from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession
 from lachesis.pipeline.extensions.endpoint.program import _new_folder, delete_left_folders
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.config import ScoringConfig
@@ -860,6 +861,71 @@ async def test_a_replica_that_was_stopped_holds_up_no_request_once_its_session_i
             assert await mine.say(env._server.url, "begin") == "a"
             assert await mine.report(env._server.url, 1.0) == 200
     assert drafts[0].rewards == [{"environment": 1.0}]
+
+
+class GatedInference(FakeInference):
+    """Answers once its gate is open; `begun` counts the requests that wait for that."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt, call: f"answer {call}")
+        self.gate, self.begun = anyio.Event(), 0
+
+    async def generate(self, *args: Any, **options: Any) -> Any:
+        self.begun += 1
+        await self.gate.wait()
+        return await super().generate(*args, **options)
+
+    async def until_begun(self, count: int) -> None:
+        while self.begun < count:  # noqa: ASYNC110 - a request passes through a socket
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_is_sent_again_by_a_client_that_has_hung_up_is_one_sample(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """No header says that it is a retry. Two requests of clients that both wait stay two samples."""
+    token_file, inference, drafts, asked = tmp_path / "token", GatedInference(), list[Any](), 0
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    answer = AgentSession.answer
+    monkeypatch.setattr(server, "_PING_S", 0.05)
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await answer(*args, **options)
+
+    monkeypatch.setattr(AgentSession, "answer", counted)
+
+    async def collect_one() -> None:
+        drafts.append(await collect_group(env, env.task(0), inference, 1, SAMPLING))
+
+    async with httpx.AsyncClient(timeout=20) as http, env.running(), anyio.create_task_group() as group:
+        group.start_soon(collect_one)
+        mine = LivingAgent(http)
+        await mine.start(env._server.url, token_file)
+        url, body = f"{env._server.url}/v1/chat/completions", {"model": "policy", "messages": mine.history}
+        async with anyio.create_task_group() as patient:
+            patient.start_soon(lambda: http.post(url, json={**body, "stream": stream}, headers=mine.key))
+            await inference.until_begun(1)
+            patient.cancel_scope.cancel()
+        got: list[str] = []
+
+        async def ask() -> None:
+            found = (await http.post(url, json=body, headers=mine.key)).json()
+            got.append(found["choices"][0]["message"]["content"])
+
+        async with anyio.create_task_group() as both:
+            both.start_soon(ask)
+            while asked < 2:  # noqa: ASYNC110 - a request passes through a socket
+                await anyio.sleep(0.01)
+            both.start_soon(ask)
+            await inference.until_begun(2)
+            inference.gate.set()
+        assert await mine.report(env._server.url, 1.0) == 200
+    assert sorted(got) == ["answer 0", "answer 1"]
+    assert inference.begun == 2
+    assert drafts[0].sessions[0].notes["calls"] == {"all": 2, "trained": 2}
 
 
 async def test_a_peer_that_is_stopped_or_new_hides_no_session_of_another_one(tasks: str, tmp_path: Path) -> None:
