@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lachesis.pipeline.bus.disk_room import StoreFinding
+from lachesis.pipeline.bus.disk_room import StoreFinding, assess, stored_bytes
+from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
 from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop, process_state
@@ -40,6 +41,8 @@ DISK = "disk"
 """Begins the keys of notices about the disk of the run's own server."""
 _MIN_FREE_BYTES = 64 << 10
 """Room below which a supervisor cannot be expected to write its notices."""
+_MEASURE_S = 10.0
+"""Between two measurements of what the store holds, which look at each of its files."""
 
 
 def expected_run(config: RunConfig, *, missed: bool = True) -> ExpectedRun:
@@ -146,7 +149,7 @@ class NoticeWatch:
         self._config = config
         self._board = NoticeBoard(expected_run(config, missed=expects), grace_s=grace_s)
         self._board.progress.seed(step_durations(config.path))
-        self._disk = DiskWarning(config)
+        self._disk = _DiskWarning(config)
         self._heard = HeartbeatLog()
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
@@ -189,3 +192,21 @@ def _states(beats: Sequence[Heartbeat]) -> dict[int, str]:
     """Return the kernel's states of the processes of this machine among those that were heard."""
     here = socket.gethostname()
     return {beat.pid: process_state(beat.pid) for beat in beats if beat.host == here}
+
+
+class _DiskWarning:
+    """The disk under a run's own server, looked at again and again: when it is full, the whole run stops."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._stored = 0
+        self._measured_s = float("-inf")
+
+    def finding(self) -> StoreFinding:
+        """Return how the disk stands now: `ok` where the server is not the run's own."""
+        store = self._config.store
+        if store is None or not store.is_dir():
+            return StoreFinding("ok")
+        if time.monotonic() - self._measured_s >= _MEASURE_S:
+            self._stored, self._measured_s = stored_bytes(store), time.monotonic()
+        return assess(store, disk_room(store), self._stored, store_budget(store, self._config.streams))

@@ -35,7 +35,7 @@ from lachesis.services.run.load_costs import (
     read_costs,
 )
 from lachesis.services.run.load_messages import GroupShape, rollout_bytes
-from lachesis.services.run.load_pace import measure_loop
+from lachesis.services.run.load_settings import measure_loop
 
 _SCENARIO = re.compile(r"(?:ours|all services) (\d+)x(\d+)\D.*?batches of (\d+), (.+)")
 _GROWTH = re.compile(r"growth, to (?!1,000 )")
