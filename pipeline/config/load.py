@@ -4,11 +4,12 @@ Variables are those that the struct names itself (`VARIABLES`), and after them `
 of the sources that go before it; a struct without a field `recipe` has none.
 
 Fills a msgspec struct type from those sources, and returns for each value the place it came from. Guarantees that no
-unknown key passes silently: an error names the key, its source and the nearest known key. Every path becomes absolute:
-those of the file are relative to the file's folder, all others to the current one.
+unknown key passes silently: an error names the key, its source (of the file, the line too) and the nearest known key.
+Every path becomes absolute: those of the file are relative to the file's folder, all others to the current one.
 """
 
 import ast
+import copy
 import functools
 import inspect
 import itertools
@@ -20,7 +21,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -31,10 +32,10 @@ from lachesis.pipeline.common.secrets import masked, remember_secrets, without_s
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.recipes import find_recipe
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
+from lachesis.pipeline.config.toml_lines import NO_TOML, line_of
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
-    "NO_TOML",
     "PREFIX",
     "ConfigSetting",
     "LoadedConfig",
@@ -47,10 +48,9 @@ __all__ = [
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
 
-NO_TOML: Final = (ValueError, RecursionError)
-"""Errors of tomllib and decoding: TOMLDecodeError (a ValueError), and Python's own errors for numbers of thousands of
-digits and for deep nesting."""
 _MAX_DEPTH = 32
+_PARTS = re.compile(r"\[[^]]*\]|[^.\[]+")
+"""Of a path in an error of msgspec: the name of a field, the index of an item, or `[...]` for a key of a table."""
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -96,21 +96,23 @@ def load(
 def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: Iterable[str]) -> LoadedConfig[C]:
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    text = "" if file is None else _read(file)
+    places = _Places(str(file), text)
     if file is not None:
-        written = _read(file)
+        written = _parse(file, text)
         remember_secrets(written)
-        _Layer(str(file), origins).struct(kind, tree, written)
+        _Layer(str(file), origins, places).struct(kind, tree, written)
     for name, path in getattr(kind, "VARIABLES", {}).items():
-        if text := environ.get(name):
-            _lay(_Layer(f"${name}", origins), kind, tree, path.split("."), text)
-    for name, text in sorted(without_service_variables(environ, PREFIX).items()):
+        if given := environ.get(name):
+            _lay(_Layer(f"${name}", origins), kind, tree, path.split("."), given)
+    for name, given in sorted(without_service_variables(environ, PREFIX).items()):
         if name.startswith(PREFIX):
             path = name.removeprefix(PREFIX).lower().split("__")
-            _lay(_Layer(f"${name}", origins), kind, tree, path, _value(text))
-    for text in sets:
-        key, equals, value = text.partition("=")
+            _lay(_Layer(f"${name}", origins), kind, tree, path, _value(given))
+    for one in sets:
+        key, equals, value = one.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text!r}: write it as key.path=value")
+            raise ConfigError(f"--set {one!r}: write it as key.path=value")
         path = key.strip().split(".")
         shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
         _lay(_Layer(shown, origins), kind, tree, path, _value(value.strip()))
@@ -121,11 +123,12 @@ def _load(kind: type[C], file: Path | None, environ: Mapping[str, str], sets: It
     def base_of(path: str) -> Path:
         return base if base is not None and _origin(path, origins) == str(file) else Path.cwd()
 
+    tree = resolve_paths(kind, tree, base_of)
     try:
-        config = msgspec.convert(resolve_paths(kind, tree, base_of), kind)
+        config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), kind, origins)) from error
-    _check_numbers(config, origins)
+        raise ConfigError(_explain(str(error), kind, tree, origins, places)) from error
+    _check_numbers(config, origins, places)
     return LoadedConfig(config, origins)
 
 
@@ -237,11 +240,18 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return inner[-1] if inner else "default"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> str:
     try:
-        return tomllib.loads(read_small_text(file))
+        return read_small_text(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except NO_TOML as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 
@@ -263,12 +273,28 @@ def _nest(path: list[str], value: Any) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
+class _Places(NamedTuple):
+    """The configuration file and its text, by which an error names the line of a setting."""
+
+    file: str
+    text: str
+
+    def name(self, path: str, source: str) -> str:
+        """Return the source of the setting `path`, with its line if that is the file."""
+        line = line_of(self.text, path) if source == self.file else None
+        return source if line is None else f"{source}, line {line}"
+
+
+_NO_FILE = _Places("", "")
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One source being laid over the tree; `origins` remembers which values it set."""
 
     source: str
     origins: dict[str, str]
+    places: _Places = _NO_FILE
 
     def struct(self, kind: Any, tree: dict[str, Any], new: Mapping[str, Any], prefix: str = "") -> None:
         hints, aliases = _hints(kind), getattr(kind, "ALIASES", {})
@@ -278,7 +304,8 @@ class _Layer:
                 is_table = isinstance(value, Mapping) and "DESCRIPTIONS" in vars(kind)
                 extra = ", which no installed extension adds" if is_table else ""
                 raise ConfigError(
-                    f"{self.source}: unknown setting {prefix + key!r}{extra}{nearest(key, hints, prefix=prefix)}"
+                    f"{self.places.name(prefix + written, self.source)}: unknown setting {prefix + key!r}{extra}"
+                    f"{nearest(key, hints, prefix=prefix)}"
                 )
             self.value(hints[key], tree, key, value, prefix)
 
@@ -299,7 +326,7 @@ class _Layer:
         try:
             return parse_bytes(value) if isinstance(value, str) else value
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error} (from {self.source})") from error
+            raise ConfigError(f"{path}: {error} (from {self.places.name(path, self.source)})") from error
 
     def _table(self, tree: dict[str, Any], key: str) -> dict[str, Any]:
         """Return the table under `key`; a plain value that an earlier source put there gives way."""
@@ -309,13 +336,16 @@ class _Layer:
         return table
 
 
-def _check_numbers(config: Any, origins: Mapping[str, str]) -> None:
+def _check_numbers(config: Any, origins: Mapping[str, str], places: _Places) -> None:
     """Raise `ConfigError` for a declared number that is not finite, and for an integer beyond 64 bits anywhere."""
     for path, number, declared in _numbers(config, ""):
+        fault = None
         if declared and isinstance(number, float) and not math.isfinite(number):
-            raise ConfigError(f"{path}: must be a finite number (from {_origin(path, origins)})")
-        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 64:
-            raise ConfigError(f"{path}: the number does not fit into 64 bits (from {_origin(path, origins)})")
+            fault = "must be a finite number"
+        elif isinstance(number, int) and not -(1 << 63) <= number < 1 << 64:
+            fault = "the number does not fit into 64 bits"
+        if fault is not None:
+            raise ConfigError(f"{path}: {fault} (from {places.name(path, _origin(path, origins))})")
 
 
 def _numbers(value: Any, path: str, *, declared: bool = True) -> Iterator[tuple[str, float, bool]]:
@@ -371,7 +401,9 @@ def field_descriptions(kind: type) -> dict[str, str]:
     return found | getattr(kind, "DESCRIPTIONS", {})
 
 
-def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) -> str:
+def _explain(
+    text: str, kind: type[msgspec.Struct], tree: dict[str, Any], origins: Mapping[str, str], places: _Places
+) -> str:
     """Put the dotted path and the source of the value in place of msgspec's `$.a.b`, and say what could stand there."""
     message, _, where = text.partition(" - at `$")
     where = where.strip("`.")
@@ -381,24 +413,37 @@ def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) 
     hint = _hint_at(kind, where)
     if message.startswith("Invalid enum value") and get_origin(hint) is Literal:
         message += nearest(message.split("'")[1], map(str, get_args(hint)))
-    elif message.startswith("Object contains unknown field") and _is_struct(hint):
-        message += nearest(message.split("`")[1], _hints(hint))
-    pattern = re.escape(re.sub(r"\[[0-9]+\]", "", where)).replace(r"\[\.\.\.\]", r"\.[^.]+")
-    named = [place for place in origins if re.fullmatch(pattern, place)]
-    path = where.replace("[...]", ".*")
-    if not named:  # of a table as a whole: the setting of it that was given last
-        inner = [place for place in origins if re.match(rf"{pattern}\.", place)]
-        tables = {"".join(re.findall(rf"\A{pattern}(?=\.)", place)) for place in inner}
-        path = tables.pop() if len(tables) == 1 else path
-        named = inner[-1:]
-    elif len(named) == 1 and "[...]" in where:
-        path = named[0]
-    sources = dict.fromkeys(origins[place] for place in named) or [_origin(re.sub(r"\[[^]]*\]", "", where), origins)]
-    return f"{path}: {message[:1].lower()}{message[1:]} (from {' or '.join(sources)})"
+    path = place = _named_path(where, text, kind, tree)
+    if message.startswith("Object contains unknown field") and _is_struct(hint):
+        unknown = message.split("`")[1]
+        message += nearest(unknown, _hints(hint))
+        place = f"{path}.{unknown}"
+    source = _origin(re.sub(r"\[[0-9]+\]", "", path), origins)
+    return f"{path}: {message[:1].lower()}{message[1:]} (from {places.name(place, source)})"
+
+
+def _named_path(where: str, text: str, kind: type[msgspec.Struct], tree: dict[str, Any]) -> str:
+    """Return a path of msgspec's with a key in place of each `[...]`: the one that alone makes the same error."""
+    tree = copy.deepcopy(tree)
+    path, value = "", tree
+    for part in _PARTS.findall(where):
+        key: Any = int(part[1:-1]) if part[1:-1].isdigit() and part.startswith("[") else part
+        if part == "[...]":
+            for key, inner in dict(value).items():
+                value.clear()
+                value[key] = inner
+                try:
+                    msgspec.convert(tree, kind)
+                except msgspec.ValidationError as error:
+                    if str(error) == text:
+                        break
+        value = value[key]
+        path += part if isinstance(key, int) else f".{key}"
+    return path.removeprefix(".")
 
 
 def _hint_at(hint: Any, where: str) -> Any:
     """Return the type of what stands at a path such as `a.b[0].c` or `a[...].c` (any key) of a struct."""
-    for part in re.findall(r"\[[^]]*\]|[^.\[]+", where):
+    for part in _PARTS.findall(where):
         hint = _plain(get_args(hint)[-1]) if part.startswith("[") else _hints(hint)[part]
     return hint

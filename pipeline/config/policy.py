@@ -41,7 +41,7 @@ from lachesis.pipeline.common.paths import opens_run, reach_of
 from lachesis.pipeline.common.secrets import masked
 from lachesis.pipeline.common.small_files import read_small_text
 from lachesis.pipeline.config.extended import run_config_type
-from lachesis.pipeline.config.load import NO_TOML
+from lachesis.pipeline.config.toml_lines import NO_TOML
 from lachesis.pipeline.extension import added, load_place
 from lachesis.schemas.errors import ConfigError
 

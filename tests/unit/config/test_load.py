@@ -19,11 +19,16 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, int] = {}
 
 
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    batch_size: Annotated[int, Meta(ge=1)] = 8
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     run: str = "demo"
     batching: Inner = Inner()
     maybe: Inner | None = None
     envs: dict[str, Inner] = {}
+    many: list[Strict] = []
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def test_settings_carry_their_descriptions(file: Path) -> None:
         (["batching.batchsize=3"], "did you mean 'batching.batch_size'"),
         (["envs.words.batch_sise=3"], "did you mean 'envs.words.batch_size'"),
         (["maybe.batch_sise=3"], "did you mean 'maybe.batch_size'"),
-        (["zzzz=1"], "known: batching, envs, maybe, run"),
+        (["zzzz=1"], "known: batching, envs, many, maybe, run"),
         (["batching.batch_size=many"], "batching.batch_size: expected `int`, got `str` (from --set"),
         (["batching.batch_size=0"], "batching.batch_size: expected `int` >= 1"),
         (["batching.names=[1]"], "batching.names[0]: expected `str`, got `int` (from --set"),
@@ -72,6 +77,39 @@ def test_a_wrong_setting_says_what_where_and_how_to_mend_it(sets: list[str], exp
     with pytest.raises(ConfigError) as caught:
         load(Config, sets=sets)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ('run = "r"\n\n[batching]\nbatch_size = "many"\n', 4, "batching.batch_size: expected `int`, got `str`"),
+        ("# batch_size\nbatching.batch_size = 0\n", 2, "batching.batch_size: expected `int` >= 1"),
+        ('batching = { names = [], params = { a = "x" } }\n', 1, "batching.params.a: expected `int`"),
+        ('[batching]\nnames = [\n  "a",\n  3,\n  "b"]\n', 4, "batching.names[1]: expected `str`, got `int`"),
+        ('[envs.a]\nbatch_size = 1\n[envs."b.c"]\nbatch_size = ""\n', 4, "envs.b.c.batch_size: expected `int`"),
+        ("[[many]]\nbatch_size = 1\n\n[[many]]\nbatch_size = 0\n", 5, "many[1].batch_size: expected `int` >= 1"),
+        ('run = """\n[batching]\nbatch_size = 0\n"""\n[batching]\nbatch_size = 0\n', 6, "batching.batch_size: exp"),
+        ("[envs.a]\r\n[batching]\r\nbatch_size = true\r\n", 3, "batching.batch_size: expected `int`"),
+        ("[[many]]\nbatch_size = 1\nbatch_sise = 2\n", 3, "many[0]: object contains unknown field"),
+        ("[batching]\n\nbatch_sise = 0\n", 3, "unknown setting 'batching.batch_sise'"),
+        ("run = 'a'\n[envs.b]\nbatch_size = 1\n[envs.a.nmes]\nx = 1\n", 4, "unknown setting 'envs.a.nmes'"),
+        ("\nzzzz = 1\n", 2, "unknown setting 'zzzz'"),
+    ],
+)
+def test_an_error_names_the_line_of_the_file(tmp_path: Path, text: str, line: int, expected: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(text.encode())
+    with pytest.raises(ConfigError) as caught:
+        load(Config, file=file)
+    text, place = str(caught.value), f"{file}, line {line}"
+    assert expected in text
+    assert text.startswith(f"{place}: ") or text.endswith(f" (from {place})")
+
+
+def test_a_wrong_value_of_an_option_is_not_looked_for_in_the_file(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Config, file=file, sets=["envs.words.batch_size=0"])
+    assert str(caught.value).endswith("(from --set envs.words.batch_size=0)")
 
 
 def test_an_unknown_variable_is_refused() -> None:
@@ -130,7 +168,7 @@ _TYPOS = {
     f"{_LOST}=dorp": f"{_LOST}: invalid enum value 'dorp'; did you mean 'drop'? (from --set {_LOST}=dorp)",
     f"{_ESTIMATOR}=rlo": "environments.a.advantage: advantage.estimator 'rlo' is neither "
     f"module:name nor path/to/file.py:name nor a built-in one; did you mean 'rloo'? (from --set {_ESTIMATOR}=rlo)",
-    "environments.b.kind=3": "environments.*.kind: expected `str`, got `int` (from --set environments.a.kind=x:Y or ",
+    "environments.b.kind=3": "environments.b.kind: expected `str`, got `int` (from --set environments.b.kind=3)",
     'scoring.raters=[{ waight = 2, rater = "a" }]': "object contains unknown field `waight`; did you mean 'weight'?",
 }
 """An assignment, and the error it ends in."""
