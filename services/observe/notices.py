@@ -19,7 +19,6 @@ from lachesis.pipeline.notices.silence import SILENT_S
 from lachesis.pipeline.telemetry.heartbeat_log import SUPERVISOR, HeartbeatLog
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.notices import Notice
-from lachesis.services.observe.disk_warning import DiskWarning
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.planned_processes import planned_services
 from lachesis.services.process.process_limits import FILES_CURE, has_all_files_open
