@@ -7,7 +7,7 @@ of event has one service that may write it. All rows are of one run: its streams
 `pipeline.bus.accounts` turns the rows into what the server enforces.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -55,7 +55,8 @@ SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "hea
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """What the subjects of one run are made of. `environments` are those trained on, `foreign` those of them whose
-    groups arrive at the gateway. `trains_over_http`: the gateway hands batches to trainers and reports for them."""
+    groups a service of an extension publishes. `trains_over_http`: it hands batches to trainers, too, and reports for
+    them."""
 
     run: str
     revision: str
@@ -133,7 +134,7 @@ def access_table(scope: Scope, further: Mapping[str, Access] | None = None) -> d
 
     `further`: the rows of services that extensions add.
     """
-    services = {**_services(scope), **(further or {})}
+    services = {**_services(scope, (further or {}).keys()), **(further or {})}
     people = _people(scope, services)
     return {**services, **people}
 
@@ -196,7 +197,7 @@ def service_access(
     )
 
 
-def _services(scope: Scope) -> dict[str, Access]:
+def _services(scope: Scope, further: Collection[str]) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
     dead = subjects.event("dead", run, revision)
     policy = keys.POLICY
@@ -292,7 +293,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         ),
         "inference": row(
             "inference",
-            hears=tuple(subjects.heartbeat(run, name) for name in ("gateway", "trainer")),
+            hears=tuple(subjects.heartbeat(run, name) for name in sorted({"trainer", *further})),  # they may set policy
             watches=(policy, *inference),
             gets=(WEIGHTS,),
             sets=inference,

@@ -128,6 +128,8 @@ class ServiceSpec:
     part: str | None = None
     is_single: bool = False
     """Whether a run has one of it alone: one that starts first checks whether another one runs."""
+    held_up: tuple[str, ...] = ()
+    """What waits while it does not work, in words, as notices name it."""
     socket: HeldSocket | None = None
     backend: str | None = None
     """What the stage loads later, and is imported with it."""

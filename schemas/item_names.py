@@ -1,4 +1,4 @@
-"""Names of items: those that clients behind the gateway give, and the one of an item without a name."""
+"""Names of items: those that clients elsewhere give, and the one of an item without a name."""
 
 import hashlib
 from typing import Any, Final

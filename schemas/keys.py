@@ -1,4 +1,4 @@
-"""The keys of a run's key-value bucket, in one place. Nothing else in the tree spells a key out.
+"""The keys of a run's key-value bucket, in one place. Only an extension spells its own ones out.
 
 A key's first part says what it holds; permissions are granted by it.
 """
@@ -15,7 +15,6 @@ __all__ = [
     "attempts",
     "curriculum",
     "epoch",
-    "gateway",
     "held_out",
     "inference",
     "prompts",
@@ -71,11 +70,6 @@ def inference(role: str) -> str:
 def resume(env: str = "*") -> str:
     """A request that an environment go on after a health check stopped it."""
     return f"resume.{env}"
-
-
-def gateway(name: str = "*") -> str:
-    """Return the keys of the gateway's stored state: registered environments, and groups that wait."""
-    return f"gateway.{name}"
 
 
 def webhook(revision: str = "*") -> str:

@@ -77,5 +77,5 @@ def reason_not_evaluated(config: RunConfig) -> str | None:
             "again; add [inference.eval] to have one"
         )
     if all(env.is_foreign for env in config.environments.values()):
-        return f"no environment's tasks are drawn by the run itself (the gateway's are not); add {name} for evaluation"
+        return f"the run itself draws no environment's tasks (clients elsewhere do); add {name} for evaluation"
     return None

@@ -22,7 +22,7 @@ def reason_no_curriculum(settings: CurriculumSettings, env: str) -> str | None:
     if missing is None:
         return None
     return (
-        f"its clients draw its tasks themselves, behind the gateway, and curriculum.strategy "
+        f"its clients draw its tasks themselves, and curriculum.strategy "
         f"{settings.config.strategy!r} needs {missing} of all tasks from the start; "
         "with irt, gain_per_token or pools they draw by weights (GET /curriculum). Its scores count for statistics and "
         "health checks"

@@ -3,8 +3,8 @@
 It learns from every finished group, also dropped ones, unless the group names a policy step that the run has not
 trained: if that step counted as the newest, all later groups would be too old to learn from. A group of no task of the
 pool is not learned from; such groups are counted, and environments without a curriculum are named in log and
-heartbeats. Behind the gateway clients draw the tasks: their groups name their items, and the weights go back to the
-clients by name. A commit holds the feedback of one burst, from which alone the state is rebuilt; the snapshot for
+heartbeats. Where clients elsewhere draw the tasks, their groups name their items, and the weights go back to them by
+name. A commit holds the feedback of one burst, from which alone the state is rebuilt; the snapshot for
 drawing goes to the run's bucket, at most twice a second.
 """
 

@@ -55,8 +55,8 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     PARAM_PATHS: ClassVar[dict[str, Mapping[str, str]]] = {"dataset": {"path": "file"}}
 
     kind: CodePath
-    """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
-    generates elsewhere and publishes over HTTP (see gateway)."""
+    """A built-in environment ("dataset"), one that an extension adds ("reasoning_gym"), `module:Class` or
+    `path/to/file.py:Class`."""
     params: CodeParams = {}
     """Keyword arguments of the environment. Paths in those of built-in kinds are relative to the configuration file."""
     samples: PositiveInt = 8
@@ -141,7 +141,7 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a service publishes for it what was generated elsewhere, as the gateway does.
+        """Whether a service publishes for it what was generated elsewhere.
 
         The run has no process that generates, and draws none of its tasks.
         """

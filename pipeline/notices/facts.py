@@ -1,9 +1,10 @@
 """Defines the facts, other than heartbeats, from which notices about a run are derived. Pure."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from lachesis.pipeline.extension import added
 from lachesis.schemas.control import Heartbeat
 
 __all__ = ["ExpectedRun", "HeardProcess", "Moment", "ProcessFact", "held_up_by", "without_figures"]
@@ -14,7 +15,6 @@ _VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
 _HELD_UP = {
     "governor": ("environments",),
     "inference-policy": ("environments",),
-    "gateway": ("environments of other projects",),
     "environment": ("scorer", "trainer"),
     "scorer": ("normalizer", "trainer"),
     "teacher": ("batcher", "trainer"),
@@ -32,8 +32,16 @@ _HELD_UP = {
 
 def held_up_by(*services: str) -> list[str]:
     """Return what else waits if these services do not work."""
-    found = [_HELD_UP.get(service) or _HELD_UP.get(service.partition("-")[0], ()) for service in services]
-    return list(dict.fromkeys(name for waiting in found for name in waiting if name not in services))
+    waiting = [name for service in services for name in _held_up_by(service)]
+    return list(dict.fromkeys(name for name in waiting if name not in services))
+
+
+def _held_up_by(service: str) -> Sequence[str]:
+    name = service.partition("-")[0]
+    known = _HELD_UP.get(service) or _HELD_UP.get(name)
+    if known is None and (spec := added("services").get(name)) is not None:
+        known = spec.held_up
+    return known or ()
 
 
 def without_figures(text: str) -> str:

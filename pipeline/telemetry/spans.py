@@ -31,7 +31,6 @@ __all__ = [
     "generate_id",
     "generate_span",
     "group_links",
-    "hold_span",
     "parent_span",
     "root_id",
     "root_span",
@@ -242,19 +241,4 @@ def generate_span(group: str, env: str, times: Times, attributes: Attributes | N
         start_ns=times[0],
         end_ns=max(times),
         attributes={"rl.env.name": env, **(attributes or {})},
-    )
-
-
-def hold_span(group: str, env: str, times: Times) -> Span:
-    """Return a gateway's wait with a group that arrived: for a lease, or for the rest of its group."""
-    return Span(
-        service="gateway",
-        name="hold",
-        trace=group,
-        id=span_id(group, "hold"),
-        parent=root_id(group),
-        kind="internal",
-        start_ns=times[0],
-        end_ns=max(times),
-        attributes={"rl.env.name": env},
     )

@@ -100,7 +100,8 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
                      "--from-first-model")  # fmt: skip
     if plan.bucket_went_back:
         costs.append("the bucket's keys are older or gone: tasks of an epoch may be drawn again, alerts be sent again, "
-                     "groups that waited in the gateway be published again, which count once, or be lost")  # fmt: skip
+                     "groups that waited in a service of an extension be published again, which count once, or be "
+                     "lost")  # fmt: skip
     return [*lines, *(f"  {cost}" for cost in costs or ["nothing"])]
 
 

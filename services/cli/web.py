@@ -37,7 +37,7 @@ async def _serve(config: RunConfig, host: str, port: int, named: bool) -> None:
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
-        raise StartupError(f"the page needs the package {error.name}: {install_command('gateway')}") from error
+        raise StartupError(f"the page needs the package {error.name}: {install_command('web')}") from error
     if named:
         await check_there(config, f"{config.run}.web")
     async with background() as tasks:

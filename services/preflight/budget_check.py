@@ -26,7 +26,7 @@ __all__ = ["check_budgets", "least_bytes"]
 def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
     """Return, by stream, the smallest budget in bytes with which the run cannot stall, and its parts.
 
-    Only environments that generate here count: clients of the gateway say themselves how long their sequences are.
+    Only environments that generate here count: clients elsewhere say themselves how long their sequences are.
     """
     found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, ""), CALLS: (0, "")}
     batch = config.batching.batch_size

@@ -31,11 +31,13 @@ from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 from lachesis.pipeline.normalizer.known_estimators import estimator_names
+from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.offline.replay.frames import WorkerStart
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.promoted import admit_promoted
 from lachesis.pipeline.scorer.raters import rater_places
+from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.agent.catalog import list_environments, select_environment
 from lachesis.services.agent.draft import RunDraft
@@ -58,6 +60,7 @@ from typing import Any
 
 from lachesis import RewardGroup
 from lachesis.pipeline.curriculum.logic.strategy import Strategy
+from lachesis.pipeline.access import Access, service_access
 from lachesis.pipeline.extension import (
     EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting, TrackerSpec, TrainerSpec
 )
@@ -77,6 +80,10 @@ class Backwards(Strategy):
     pass
 
 
+def access(scope: Any) -> dict[str, Access]:
+    return {"shaker": service_access(scope, "shaker", sets=("policy",))}
+
+
 async def serve(service: Any, settings: Any, model: str) -> None:
     served.append((settings.role, model))
 
@@ -89,7 +96,8 @@ EXTENSION = Extension(
     estimators={"plum": "plums:middle"},
     strategies={"plum": "plums:Backwards"},
     raters={"plum": "plums:rate"},
-    services={"shaker": ServiceSpec("shaker", "plums:serve", 1, "shakes")},
+    services={"shaker": ServiceSpec("shaker", "plums:serve", 1, "shakes", held_up=("pickers",))},
+    access="plums:access",
     engines={"plum": EngineSpec(serve="plums:serve", says="plum", extra="plum-engine")},
     trainers={"tree": TrainerSpec(open="plums:serve", serving="plums:serve", extra="tree", model="a:b", port="")},
     trackers={"training.plums": TrackerSpec(open="a:b", place="a:b", is_wanted=wanted, extra="j")},
@@ -227,6 +235,16 @@ def test_a_run_without_its_settings_does_not_need_it(install: Callable[[str, str
     file = tmp_path / "run.toml"
     file.write_text(to_toml(config(**{"training.plums": 5})))
     assert load(extended.run_config_type(), file=file).config == config(**{"training.plums": 5})
+
+
+def test_its_service_is_named_in_notices_and_heard_as_one_that_may_set_the_policy(
+    install: Callable[[str, str], None],
+) -> None:
+    install("plums", WHOLE)
+    assert held_up_by("shaker") == held_up_by("shaker-2") == ["pickers"]
+    scope = scope_of(RunConfig())
+    asked = {subjects.heartbeat(scope.run, writer) for writer in ("shaker", "trainer")}
+    assert asked <= set(extension.access_of(scope)["inference"].hears)
 
 
 def test_services_of_extensions_are_not_forked(install: Callable[[str, str], None]) -> None:

@@ -40,6 +40,7 @@ EXTENSION = Extension(
             about="publishes what environments elsewhere send over HTTP",
             extra="gateway",
             is_single=True,
+            held_up=("environments of other projects",),
             socket=HeldSocket(open=f"{_HERE}.gateway.listener:open_listener", variable=LISTENER_FD, table="gateway"),
         ),
     },

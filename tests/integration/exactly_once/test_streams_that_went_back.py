@@ -21,6 +21,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, LedgerError, StartupError
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
 from lachesis.pipeline.ledger.checkpoint_sums import verify_sums
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE, find_contradictions, refuse_rolled_back
@@ -538,10 +539,10 @@ async def test_keys_that_a_damaged_bucket_lost_are_named_and_recovered_from(copi
     config = config_of(copies)
     async with serving(copies.newer) as bus:
         for _ in range(9):  # fill blocks
-            await bus.put(keys.gateway("posts"), bytes(4 << 20))
+            await bus.put(stored_key("posts"), bytes(4 << 20))
         await bus.put(keys.epoch("sums"), b"x")
         for _ in range(5):
-            await bus.put(keys.gateway("posts"), bytes(4 << 20))
+            await bus.put(stored_key("posts"), bytes(4 << 20))
         marks = await MarkWriter.open(bus, RUN, copies.folder)
         await marks.write(None, now=True)
         await bus.put(keys.attempts("scorer", 3), b"x")

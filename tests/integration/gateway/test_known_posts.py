@@ -10,10 +10,11 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.errors import FencedError
 from lachesis.pipeline.extensions.atropos.gateway import known_posts
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import DIGEST_BYTES
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
-from lachesis.schemas import keys, subjects
+from lachesis.schemas import subjects
 from lachesis.schemas.subjects import ROLLOUTS
 
 RUN = "run"
@@ -48,7 +49,7 @@ async def saving(posts: KnownPosts, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 async def saved(bus: NatsBus, count: int) -> None:
     with anyio.fail_after(30):
         while True:
-            entry = await bus.value(keys.gateway("posts"))
+            entry = await bus.value(stored_key("posts"))
             if entry is not None and len(entry.value) > count * DIGEST_BYTES:
                 return
             await anyio.sleep(0.01)

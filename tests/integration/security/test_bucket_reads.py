@@ -9,12 +9,13 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.errors import AccessError, FencedError
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.schemas import keys
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 ENV = "environment-words"
 STORE = stream_name("one", BUCKET)
-WAITING = value_subject("one", keys.gateway("buffer-far"))
+WAITING = value_subject("one", stored_key("buffer-far"))
 SECRET = b"a prompt that waits in the gateway"
 
 
@@ -39,7 +40,7 @@ def tells(answer: Msg) -> bool:
 )
 async def test_what_waits_in_the_gateway_is_told_to_no_environment(secured: Secured, subject: str, body: bytes) -> None:
     async with await secured.bus("gateway") as gateway:
-        await gateway.put(keys.gateway("buffer-far"), SECRET)
+        await gateway.put(stored_key("buffer-far"), SECRET)
     async with await secured.bus(OPERATOR) as operator:
         await operator.put(keys.SUPERVISOR, b"who runs it")
         control = f"$JS.API.STREAM.MSG.GET.{STORE}", b'{"last_by_subj": "%s"}' % WAITING.encode()

@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.held_out import keep_record, read_held_out
 from lachesis.pipeline.errors import HistoryLostError, LedgerError
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.governor.stage import check_term
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
@@ -289,12 +290,12 @@ async def test_keys_that_their_services_cannot_use_are_put_aside(bus: NatsBus, c
     held = HeldOutRecord(seed=5, limit=1 << 60)
     keep_record(config.path, "sums", held)
     named = [keys.held_out("sums"), keys.epoch("sums"), keys.webhook("live"), keys.RETENTION]
-    named += [keys.gateway("registry")] if value in {GARBAGE, b""} else []  # it has no version
+    named += [stored_key("registry")] if value in {GARBAGE, b""} else []  # it has no version
     for key in named:
         await bus.put(key, value)
     with pytest.raises(DataError, match="lachesis runs recover"):
         await read_held_out(service, "sums")
-    if keys.gateway("registry") in named:
+    if stored_key("registry") in named:
         with pytest.raises(DataError, match="lachesis runs recover"):
             await GatewayStore.open(bus, [])
     plan = await recover(bus, config)

@@ -17,7 +17,7 @@ OWN, FOREIGN = EnvironmentConfig(kind="x"), EnvironmentConfig(kind="gateway")
 CONFIG = RunConfig(
     run="r", environments={"sums": OWN, "shop": FOREIGN, "maze": OWN}, curriculum=CurriculumConfig(strategy="sec")
 )
-NONE = "no curriculum for shop: its clients draw its tasks themselves, behind the gateway"
+NONE = "no curriculum for shop: its clients draw its tasks themselves"
 
 
 @pytest.mark.extension

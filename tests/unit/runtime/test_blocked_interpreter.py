@@ -66,9 +66,7 @@ def test_a_held_interpreter_is_named_from_outside_and_by_itself_afterwards(held:
     expected, named = "reward (judge.py, line 10) of <module>", False
     while (said := held.stdout.readline()) == "begins\n":
         other, reads = "", 0
-        while (
-            not (right := (place := held_place(held.pid)) == "reward (judge.py, line 10) of <module>") and reads < 200
-        ):
+        while (place := held_place(held.pid)) != expected and reads < 200:
             assert held.poll() is None
             reads = reads + 1 if place is not None and place == other else 0  # it may be half written
             other = place or ""

@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.held_out import read_held_out, settle_held_out
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
@@ -39,7 +40,7 @@ def reads(service: Service) -> dict[str, Callable[[], Awaitable[object]]]:
         ),
         keys.epoch("sums"): claims(service).claim,
         keys.RETENTION: partial(read_record, service.bus, "r"),
-        keys.gateway("registry"): partial(GatewayStore.open, service.bus, []),
+        stored_key("registry"): partial(GatewayStore.open, service.bus, []),
     }
 
 

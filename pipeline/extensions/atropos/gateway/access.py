@@ -1,6 +1,7 @@
 """Permissions of the gateway."""
 
 from lachesis.pipeline.access import Access, Scope, service_access
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.subjects import BUCKET, LEDGER, ROLLOUTS, TEACHER
 
@@ -29,6 +30,6 @@ def gateway_access(scope: Scope) -> dict[str, Access]:
             reads=(ROLLOUTS, *((LEDGER,) if over_http else ())),  # which groups of its clients are stored
             watches=(policy, policy_server, *(keys.curriculum(scope.revision, env) for env in scope.foreign)),
             gets=(BUCKET, *((TEACHER,) if over_http else ())),
-            sets=(keys.gateway(), *((policy,) if over_http else ())),
+            sets=(stored_key(), *((policy,) if over_http else ())),
         ),
     }

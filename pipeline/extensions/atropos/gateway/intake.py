@@ -33,7 +33,7 @@ from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, r
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
-from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
+from lachesis.pipeline.telemetry.spans import Span, SpanLink, Times, generate_span, root_id, span_id
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, SchemaError
@@ -443,7 +443,7 @@ class Intake:
         caller = self._callers.get(group.id)
         if caller is not None:
             generated = msgspec.structs.replace(generated, links=[caller])
-        held = hold_span(group.id, group.env, (arrived_ns, leased_ns))
+        held = _hold_span(group.id, group.env, (arrived_ns, leased_ns))
         published = publish_span(
             self._service.name, group.id, generated.id, subject, (leased_ns, stored_ns),
             server=self._service.bus.server, message=f"{ack.stream}:{ack.seq}", size=size,
@@ -491,3 +491,18 @@ def _convert(
         size = len(encode(group))
         items.append(IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, size=size, caller=caller))
     return items
+
+
+def _hold_span(group: str, env: str, times: Times) -> Span:
+    """Return the wait with a group that arrived: for a lease, or for the rest of its group."""
+    return Span(
+        service="gateway",
+        name="hold",
+        trace=group,
+        id=span_id(group, "hold"),
+        parent=root_id(group),
+        kind="internal",
+        start_ns=times[0],
+        end_ns=max(times),
+        attributes={"rl.env.name": env},
+    )

@@ -13,12 +13,12 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StoredValueError
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer
 from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import StoredPosts
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registry
 from lachesis.pipeline.runtime.stored_values import unreadable_value
-from lachesis.schemas import keys
 from lachesis.schemas.codec import UNREADABLE
 
 __all__ = ["GatewayStore", "stored_values"]
@@ -73,7 +73,7 @@ class GatewayStore:
         await self._put(_POSTS, posts)
 
     async def _get(self, name: str, kind: type[T]) -> T | None:
-        entry = await self._bus.value(keys.gateway(name))
+        entry = await self._bus.value(stored_key(name))
         if entry is None:
             return None
         self._revisions[name] = entry.revision
@@ -81,7 +81,7 @@ class GatewayStore:
 
     async def _put(self, name: str, value: Registry | Buffer | Consumer | StoredPosts) -> None:
         data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
-        self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
+        self._revisions[name] = await self._bus.put(stored_key(name), data, revision=at)
 
 
 def _check_stored(name: str, value: bytes) -> None:
@@ -94,7 +94,7 @@ def _decode(name: str, value: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except UNREADABLE as error:
-        raise StoredValueError(unreadable_value(keys.gateway(name), error)) from error
+        raise StoredValueError(unreadable_value(stored_key(name), error)) from error
 
 
 def _buffer(env: str) -> str:
@@ -109,4 +109,4 @@ def stored_values(config: RunConfig) -> Iterator[tuple[str, Callable[[bytes], ob
     """Yield the gateway's keys, each with what raises `SchemaError` for a value it cannot go on from."""
     names = (_REGISTRY, _POSTS, *map(_buffer, config.environments), _consumer(config.training.name))
     for name in names:
-        yield keys.gateway(name), partial(_check_stored, name)
+        yield stored_key(name), partial(_check_stored, name)

@@ -14,6 +14,7 @@ from lachesis.pipeline.batcher.config import BatchingConfig
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.atropos.gateway.batch_response import BatchResponse
+from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterTrainer
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.gateway.trainers import Trainers
@@ -145,7 +146,7 @@ async def test_members_of_a_name_get_disjoint_batches_and_every_name_the_whole_s
         assert (await report_of(lab)).next_batch == 2, "only the run's own name says what is trained"
         for user in ("a b", "stranger"):
             assert (await http.get("/batch", auth=(user, "t"))).json()["status"] == "error"
-        assert await lab.bus.value(keys.gateway("consumer-stranger")) is None, "a question alone leaves nothing behind"
+        assert await lab.bus.value(stored_key("consumer-stranger")) is None, "a question alone leaves nothing behind"
 
 
 async def test_names_that_read_a_run_are_bounded(new_run, lab):
