@@ -1,59 +1,19 @@
 """An answer that trickles or never ends is given up, by all who ask."""
 
 import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
 
 import httpx
 import pytest
+from endless_server import server
 
 from lachesis.pipeline.common.bounded_http import get_within, wait_for_thread
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.extensions.atropos.gateway import curriculum_mixin
 from lachesis.pipeline.model import source
 from lachesis.services.observe.jaeger import Jaeger
 from lachesis.services.preflight import room
 
 pytestmark = pytest.mark.outside
-
-
-@contextmanager
-def server(kind):
-    """Serve what trickles (a byte now and then, for ever) or floods."""
-    ended = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-            if kind == "head":  # its headers never end
-                while not ended.wait(0.02):
-                    self.wfile.write(b"x: y\r\n")
-                return
-            self.wfile.write(b"Content-Type: application/json\r\n\r\n")
-            while not ended.wait(0.02 if kind == "trickle" else 0):
-                self.wfile.write(b" " if kind == "trickle" else b" " * 65536)
-
-        do_HEAD = do_GET  # noqa: N815 - the name that the library asks for
-
-        def log_message(self, *_):
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_):
-            pass  # the client has gone
-
-    with Server(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{made.server_address[1]}"
-        finally:
-            ended.set()
-            made.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -91,17 +51,6 @@ async def test_a_monitor_that_never_ends_its_answer_says_nothing(kind):
 def test_a_hub_that_never_ends_its_headers_is_unreachable():
     with server("head") as url, patch.object(source, "_HUB_TIMEOUT_S", 0.2):
         assert source.check_hub(url, "org/model", None) == "unreachable"
-
-
-@pytest.mark.parametrize("kind", ["trickle", "flood"])
-def test_the_mixin_of_environments_gives_up_an_answer_without_end(kind):
-    with (
-        server(kind) as url,
-        patch.object(curriculum_mixin, "_TIMEOUT_S", 0.5),
-        patch.object(curriculum_mixin, "_MAX_ANSWER_BYTES", 1 << 20),
-        pytest.raises(OSError, match="no whole answer"),
-    ):
-        curriculum_mixin._fetch(url, "")
 
 
 def test_work_in_a_thread_returns_raises_or_is_left():

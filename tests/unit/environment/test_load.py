@@ -7,8 +7,8 @@ import pytest
 
 from lachesis import Environment, Task
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.environment.spelling import SpellBackward
 from lachesis.pipeline.errors import EnvironmentCodeError
-from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.schemas.errors import ConfigError
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
@@ -17,18 +17,13 @@ SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 def test_loads_a_file_a_module_and_a_builtin() -> None:
     assert len(load_environment(SUMS, {"largest": 4})) == 25
     assert type(load_environment(SUMS)) is type(load_environment(SUMS))
-    by_name = load_environment("reasoning_gym", {"dataset": "leg_counting", "size": 3})
-    by_module = load_environment(
-        "lachesis.pipeline.extensions.reasoning_gym.environment:ReasoningGym", {"dataset": "leg_counting", "size": 3}
-    )
-    assert isinstance(by_name, ReasoningGym)
-    assert by_name.task(2) == by_module.task(2)
+    assert isinstance(load_environment("spell_backward"), SpellBackward)
 
 
 @pytest.mark.parametrize(
     ("name", "params", "text"),
     [
-        ("reasoning_gim", {}, "did you mean 'reasoning_gym'"),
+        ("spell_backwards", {}, "did you mean 'spell_backward'"),
         ("nowhere.at_all:Thing", {}, "module 'nowhere.at_all' was not found"),
         ("no/such/file.py:Thing", {}, "there is no file 'no/such/file.py' in "),
         (SUMS.replace("Sums", "Sum"), {}, "did you mean 'Sums'"),
@@ -36,14 +31,6 @@ def test_loads_a_file_a_module_and_a_builtin() -> None:
         (SUMS, {"larges": 4}, "unknown argument 'larges'; did you mean 'largest'"),
         (SUMS, {"largest": "4"}, "argument 'largest'"),
         (SUMS, {"largest": -1}, "no tasks"),
-        ("reasoning_gym", {}, "missing argument 'dataset'"),
-        ("reasoning_gym", {"dataset": "spell_backwards"}, "did you mean 'spell_backward'"),
-        ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word": 3}}, "did you mean 'min_word_len'"),
-        ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word_len": 0}}, "must be positive"),
-        ("reasoning_gym", {"dataset": "spell_backward", "split": "test"}, "known: held_out, train, warm_start"),
-        ("reasoning_gym", {"dataset": "composite"}, "composite"),
-        ("reasoning_gym", {"dataset": "spell_backward", "size": 0}, "at least 1"),
-        ("reasoning_gym", {"dataset": "spell_backward", "size": 2, "difficulty_key": "word_le"}, "word_len"),
     ],
 )
 def test_errors_name_the_fault(name: str, params: dict[str, object], text: str) -> None:

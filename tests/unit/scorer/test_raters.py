@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.scorer.answers.number_of_sentence import last_number_in
 from lachesis.pipeline.scorer.config import RaterConfig
 from lachesis.pipeline.scorer.loader import load_member
@@ -18,7 +17,7 @@ from lachesis.pipeline.scorer.rater import Sample
 from lachesis.pipeline.scorer.raters import rater_places
 from lachesis.pipeline.scorer.raters.json_valid import json_valid
 from lachesis.pipeline.scorer.raters.similarity import levenshtein
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError
 
 
 def rate(name, completion, answer=None, *, tokens=5, finish="stop", **params):
@@ -178,16 +177,6 @@ def test_a_reference_in_a_schema_is_not_fetched(monkeypatch):
     with pytest.raises(Exception, match="Unresolvable"):
         json_valid(Sample(prompt="q", completion='"a"', task={}), schema={"$ref": "http://127.0.0.1:9/other.json"})
     assert asked == []
-
-
-def test_reasoning_gym_scores_with_the_datasets_own_scorer():
-    env = ReasoningGym("spell_backward", size=1, seed=1)
-    task = env.task(0)
-    rater = load_member(RaterConfig(rater="reasoning_gym")).rater
-    assert rater.rate(Sample(prompt="q", completion=task.task["answer"], task=task.task)) == 1.0
-    assert rater.rate(Sample(prompt="q", completion="zzz", task=task.task)) < 1.0
-    with pytest.raises(DataError, match="the task lacks"):
-        rater.rate(Sample(prompt="q", completion="zzz", task={"answer": "x"}))
 
 
 def opened(name, completion, answer=None, **params):

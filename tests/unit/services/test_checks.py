@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lachesis.pipeline.bus.api import StreamUsage
@@ -11,11 +12,10 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.common.disk import DiskRoom
 from lachesis.pipeline.common.doctor_finding import DoctorFinding
-from lachesis.pipeline.config.extended import run_config_type, training_config_type
+from lachesis.pipeline.config.extended import run_config_type
+from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, ServicesConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
-from lachesis.pipeline.extensions.wandb.config import WandbConfig
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -51,13 +51,14 @@ def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPa
     assert "numpy" not in found[0].text
 
 
+@pytest.mark.extension
 def test_extras_are_needed_by_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert machine.needed_extras(RunConfig()) == set()
     config = RunConfig(
         environments={"words": EnvironmentConfig(kind="gateway")},
         telemetry=TelemetryConfig(endpoint="http://127.0.0.1:4318"),
-        training=training_config_type()(wandb=WandbConfig(project="p")),
+        training=load(run_config_type(), sets=["training.wandb.project=p"]).config.training,
         nats=ConnectionConfig(nkey_file="key"),
     )
     assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth", "train"}
@@ -115,22 +116,22 @@ def test_a_webhook_file_is_wanted_with_a_url_that_nobody_else_reads(tmp_path: Pa
     assert (good.level, "secret" in good.text) == ("OK", False)
 
 
+@pytest.mark.extension
 @pytest.mark.outside
 def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        gateway = {"theirs": EnvironmentConfig(kind="gateway")}
+        gateway = load(run_config_type(), sets=[f"gateway.port={port}"]).config
+        theirs = {"theirs": EnvironmentConfig(kind="gateway")}
         configs = [
             RunConfig(server=ServerConfig(port=port)),
             RunConfig(inference={"policy": InferenceConfig(port=port)}),
-            run_config_type()(environments=gateway, gateway=GatewayConfig(port=port)),
+            msgspec.structs.replace(gateway, environments=theirs),
         ]
         assert [[finding.level for finding in check_ports(config)] for config in configs] == [["FAIL"]] * 3
-        assert levels(list(check_ports(run_config_type()(gateway=GatewayConfig(port=port))))) == {"ports": "OK"}, (
-            "no gateway"
-        )
+        assert levels(list(check_ports(gateway))) == {"ports": "OK"}, "no gateway"
     assert [[finding.level for finding in check_ports(config)] for config in configs] == [["OK"]] * 3
     both = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
     assert [finding.level for finding in check_ports(both)] == ["FAIL", "FAIL"], "one port cannot serve two"
@@ -275,6 +276,7 @@ def test_an_identity_that_has_its_readers_used_up_is_named() -> None:
     assert "none of its processes" not in batcher.text
 
 
+@pytest.mark.extension
 @pytest.mark.parametrize(
     ("subject", "writers"),
     [

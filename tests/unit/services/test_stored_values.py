@@ -14,8 +14,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims
 from lachesis.pipeline.environment.held_out import read_held_out, settle_held_out
-from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
-from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.runtime.retention_record import read_record
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
@@ -40,7 +38,6 @@ def reads(service: Service) -> dict[str, Callable[[], Awaitable[object]]]:
         ),
         keys.epoch("sums"): claims(service).claim,
         keys.RETENTION: partial(read_record, service.bus, "r"),
-        stored_key("registry"): partial(GatewayStore.open, service.bus, []),
     }
 
 
@@ -74,7 +71,7 @@ async def test_an_unreadable_key_ends_its_service_in_one_line(
     assert "\n" not in said.getMessage()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "gateway" not in name])
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_key_of_a_newer_build_does_so_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
     key = name.partition(" ")[0]
     bus = MemoryBus()

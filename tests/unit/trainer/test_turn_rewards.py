@@ -5,45 +5,13 @@ import re
 import msgspec
 import numpy as np
 import pytest
+from turn_groups import group, ref
 
 from lachesis.pipeline.common.trainability import TrainerLimits, why_untrainable
-from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.sequences import select_trainable, shuffled
-from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.packing import pack_mask
-from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
-
-SUB_AGENT = ([1, 2, 3], [0, 1, 1])
-FORKED = ([1, 4, 5, 6, 7], [0, 1, 0, 1, 1])
-SHORT = ([1, 8], [0, 1])
-"""Sequences as (tokens, mask). Those of the first sample in time: FORKED first turn, SUB_AGENT, FORKED second turn."""
-
-
-def group(**columns):
-    flat = [SUB_AGENT, FORKED, SHORT]
-    masks = np.concatenate([np.array(mask, np.bool_) for _, mask in flat])
-    sequences = Sequences(
-        offsets=as_bytes(np.cumsum([0, *(len(tokens) for tokens, _ in flat)]), "int32"),
-        tokens=as_bytes([token for tokens, _ in flat for token in tokens], "int32"),
-        loss_mask=pack_mask(masks), logprobs=as_bytes(np.where(masks, -1.0, 0.0), "float32"),
-        finish_reasons=["stop"] * 3, version_spans=[VersionSpan(i, 0, 0) for i in range(3)], sample_index=[0, 0, 1],
-        rewards={"r": [0.0, 0.0]}, turn_rewards=[[1.0, 2.0, 4.0], [0.0]], turn_order=[[1, 0, 2], [0]],
-    )  # fmt: skip
-    made = RolloutGroup(
-        id="b" * 32, run="r", env="e", item="i", producer="p", epoch=1, counter=1, policy_versions=["1-lin-abcd"],
-        sequences=msgspec.structs.replace(sequences, **columns), tokenizer_hash="0" * 64, started_ns=1,
-    )  # fmt: skip
-    made.check()
-    return made
-
-
-def ref(**changes):
-    made = GroupRef(group="b" * 32, seq=1, env="e", sequences=2, tokens=10, policy_step=1, advantages=[0.5, -0.5],
-                    turn_advantages=[[10.0, 20.0, 40.0], [-1.0]])  # fmt: skip
-    return msgspec.structs.replace(made, **changes)
 
 
 def test_each_token_carries_the_advantage_of_its_turn():
@@ -59,11 +27,6 @@ def test_a_turn_ends_with_its_sequence():
         turn_rewards=[[1.0, 2.0], [3.0]],
     )  # fmt: skip
     assert trained.turns().tolist() == [-1, 0, 0, 1, -1, -1, -1, -1, 0, 0]
-
-
-def test_a_trainer_of_the_api_of_atropos_gets_the_same():
-    rows = to_scored(ref(), group(), None)["advantages"]
-    assert rows == [[0.0, 20.0, 20.0], [0.0, 10.0, 0.0, 40.0, 40.0], [0.0, -1.0]]
 
 
 def test_the_control_with_shuffled_advantages_keeps_the_number_of_turns():

@@ -6,13 +6,17 @@ import sys
 import pytest
 
 from lachesis.pipeline.environment.fake_inference import FakeInference
+from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.extensions.reasoning_gym.datasets import create_dataset, score_answer
 from lachesis.pipeline.extensions.reasoning_gym.environment import ReasoningGym
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.scorer.config import RaterConfig
+from lachesis.pipeline.scorer.loader import load_member
+from lachesis.pipeline.scorer.rater import Sample
 from lachesis.pipeline.tasks.splits import split_of
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import RolloutGroup
 
 pytestmark = pytest.mark.outside
@@ -140,3 +144,81 @@ def test_reasoning_gym_works_without_pycosat() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "zebra_puzzles) needs pycosat" in done.stdout
+
+
+GYM_FROM_THREADS = """
+import sys, threading
+sys.modules["pycosat"] = None  # what Python itself puts there to refuse an import
+import importlib
+from lachesis.pipeline.extensions.reasoning_gym import datasets as gym_datasets
+
+met = threading.Barrier(2)
+load = importlib.import_module
+def import_module(name, *package):
+    try:
+        return load(name, *package)
+    finally:
+        if name == "pycosat":  # both have looked for it, if they can at once
+            try:
+                met.wait(0.3)
+            except threading.BrokenBarrierError:
+                pass
+importlib.import_module = import_module
+found = []
+def look():
+    try:
+        found.append(gym_datasets.import_reasoning_gym().__name__)
+    except BaseException as error:
+        found.append(repr(error))
+threads = [threading.Thread(target=look) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(found, sys.modules.get("pycosat"))
+"""
+
+
+@pytest.mark.slow
+def test_reasoning_gym_is_imported_by_two_threads_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GYM_FROM_THREADS], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["['reasoning_gym',", "'reasoning_gym']", "None"]
+
+
+def test_it_loads_by_name_and_by_module() -> None:
+    by_name = load_environment("reasoning_gym", {"dataset": "leg_counting", "size": 3})
+    by_module = load_environment(
+        "lachesis.pipeline.extensions.reasoning_gym.environment:ReasoningGym", {"dataset": "leg_counting", "size": 3}
+    )
+    assert isinstance(by_name, ReasoningGym)
+    assert by_name.task(2) == by_module.task(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("reasoning_gim", {}, "did you mean 'reasoning_gym'"),
+        ("reasoning_gym", {}, "missing argument 'dataset'"),
+        ("reasoning_gym", {"dataset": "spell_backwards"}, "did you mean 'spell_backward'"),
+        ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word": 3}}, "did you mean 'min_word_len'"),
+        ("reasoning_gym", {"dataset": "spell_backward", "params": {"min_word_len": 0}}, "must be positive"),
+        ("reasoning_gym", {"dataset": "spell_backward", "split": "test"}, "known: held_out, train, warm_start"),
+        ("reasoning_gym", {"dataset": "composite"}, "composite"),
+        ("reasoning_gym", {"dataset": "spell_backward", "size": 0}, "at least 1"),
+        ("reasoning_gym", {"dataset": "spell_backward", "size": 2, "difficulty_key": "word_le"}, "word_len"),
+    ],
+)
+def test_errors_name_the_fault(name: str, params: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_environment(name, params).task(0)
+    assert text in str(caught.value)
+
+
+def test_reasoning_gym_scores_with_the_datasets_own_scorer():
+    env = ReasoningGym("spell_backward", size=1, seed=1)
+    task = env.task(0)
+    rater = load_member(RaterConfig(rater="reasoning_gym")).rater
+    assert rater.rate(Sample(prompt="q", completion=task.task["answer"], task=task.task)) == 1.0
+    assert rater.rate(Sample(prompt="q", completion="zzz", task=task.task)) < 1.0
+    with pytest.raises(DataError, match="the task lacks"):
+        rater.rate(Sample(prompt="q", completion="zzz", task={"answer": "x"}))

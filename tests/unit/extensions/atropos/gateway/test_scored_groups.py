@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from turn_groups import group, ref
 
 from lachesis.pipeline.common.trainability import TrainerLimits
+from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_scored_data
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
 from lachesis.schemas.codec import decode, encode
@@ -275,3 +277,8 @@ def test_rewards_of_turns_are_taken_if_they_are_those_of_the_turns(make_scored):
     assert converted(make_scored(turn_rewards=[[1.0]] * 4)).sequences.turn_rewards == [[1.0]] * 4
     with pytest.raises(SchemaError, match="turn_rewards: 2 for sample 0, where the loss mask lets in 1 runs"):
         converted(make_scored(turn_rewards=[[1.0, 0.0]] * 4))
+
+
+def test_advantages_of_turns_reach_a_trainer_of_the_api_by_token():
+    rows = to_scored(ref(), group(), None)["advantages"]
+    assert rows == [[0.0, 20.0, 20.0], [0.0, 10.0, 0.0, 40.0, 40.0], [0.0, -1.0]]

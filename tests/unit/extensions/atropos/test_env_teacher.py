@@ -6,6 +6,7 @@ import pytest
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
+from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig
 from lachesis.pipeline.trainer.learner import Learner
@@ -14,6 +15,8 @@ from lachesis.pipeline.trainer.sequences import training_sequences
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.ledger import GroupRef
+
+pytestmark = pytest.mark.outside
 
 LIMITS = TrainerLimits()
 TOKENS = [[5, 6, 7, 8], [5, 6, 9, 10]]
@@ -37,25 +40,28 @@ def group(*, distilled: bool = True):
     return to_group(data, origin)
 
 
+def policy():
+    return build_tiny_policy(0, width=32, layers=2, max_length=48)
+
+
 def reference():
     return GroupRef(seq=1, group="0" * 32, env="words", advantages=[1.0, -1.0], sequences=2, tokens=8, policy_step=0)
 
 
-def weights_after(policy, made, teacher_coef):
-    learner = Learner(policy.model, LearnerConfig(learning_rate=1e-2, loss=LossConfig(teacher_coef=teacher_coef)))
+def weights_after(made, teacher_coef):
+    model = policy().model
+    learner = Learner(model, LearnerConfig(learning_rate=1e-2, loss=LossConfig(teacher_coef=teacher_coef)))
     step = learner.step(pack(training_sequences(reference(), made, None, LIMITS)))
-    return weights_digest(policy_tensors(policy.model)), step
+    return weights_digest(policy_tensors(model)), step
 
 
-def test_it_changes_the_weights_if_it_has_a_weight(small_policy):
-    with_it, step = weights_after(small_policy(), group(), 0.5)
-    without, alone = weights_after(small_policy(), group(distilled=False), 0.5)
+def test_it_changes_the_weights_if_it_has_a_weight():
+    with_it, step = weights_after(group(), 0.5)
+    without, alone = weights_after(group(distilled=False), 0.5)
     assert with_it != without
     assert step.teacher_kl_k1 is not None
     assert alone.teacher_kl_k1 is None
-    assert (
-        weights_after(small_policy(), group(), 0.0)[0] == weights_after(small_policy(), group(distilled=False), 0.0)[0]
-    )
+    assert weights_after(group(), 0.0)[0] == weights_after(group(distilled=False), 0.0)[0]
 
 
 def test_tokens_that_the_teacher_does_not_know_have_no_term():
