@@ -191,6 +191,14 @@ class EngineSpec:
     """Whether it says which tokens `top_p` left (the column `sampling_mask`)."""
     constrains_answers: bool = False
     """Whether it serves requests that force what an answer must match (`structured_outputs`)."""
+    shares_memory: bool = False
+    """Whether it computes with weights that the trainer shares (`weights.transport = "shared_memory"`)."""
+    context_option: str | None = None
+    """Option among `inference.ROLE.args` that sets the context, in tokens. None: `inference.ROLE.engine` does."""
+    min_head_size: int = 1
+    """The smallest attention head that it computes with, in numbers."""
+    folder_entries: tuple[str, ...] = ()
+    """Names of what it writes into a run's folder, which goes with the run."""
     check_interpreter: str | None = None
     """Function that gets the name of the setting and the interpreter of `inference.ROLE.python`, and returns a
     `DoctorFinding`."""

@@ -10,7 +10,7 @@ from lachesis.pipeline.config.load import field_descriptions
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.extension import Setting, added, call_each, extensions, with_added
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.inference.engines import engines
+from lachesis.pipeline.inference.engines import DEFAULT_ENGINE, engines
 
 __all__ = ["environment_config_type", "inference_config_type", "run_config_type", "training_config_type"]
 
@@ -39,7 +39,7 @@ def environment_config_type() -> type[EnvironmentConfig]:
 @functools.cache
 def inference_config_type() -> type[InferenceConfig]:
     """Return the type of [inference.ROLE], whose `kind` is one of the engines that there are."""
-    kind = Setting(Literal[tuple(engines())], "reference", field_descriptions(InferenceConfig)["kind"])
+    kind = Setting(Literal[tuple(engines())], DEFAULT_ENGINE, field_descriptions(InferenceConfig)["kind"])
     return _extended(InferenceConfig, inference_config_type, {"kind": kind}, {})
 
 

@@ -20,6 +20,7 @@ from lachesis.pipeline.extension import TrainerSpec, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.inference.engines import engines_that
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
@@ -214,6 +215,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 'weights.transport is "shared_memory": the run itself must start the policy\'s server; leave '
                 "inference.policy.url out"
             )
+        if not self.role("policy").spec.shares_memory:
+            raise ConfigError(
+                f'weights.transport is "shared_memory", which {self.role("policy").kind} does not compute with: set '
+                f'{engines_that(lambda spec: spec.shares_memory)}, or take "files" or "nats"'
+            )
         if self.weights.dtype != "float32":
             raise ConfigError(
                 f'weights.transport is "shared_memory", which is float32, but weights.dtype is "{self.weights.dtype}": '
@@ -265,7 +271,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not policy.spec.records_kept_tokens:
             raise ConfigError(
                 f"{asked}, and {policy.kind} does not say which tokens that left, so the trainer cannot leave out the "
-                'others: set it to 1, or leave inference.policy.kind at "reference"'
+                f"others: set it to 1, or set {engines_that(lambda spec: spec.records_kept_tokens)}"
             )
         missing = []
         if MASK_COLUMN not in self.training.reads.columns:

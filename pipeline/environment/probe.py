@@ -14,6 +14,7 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, leaves
+from lachesis.pipeline.inference.engines import engines_that
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.logic.unrated import ABSTAINED
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
@@ -27,10 +28,6 @@ _MAX_TOKENS = 4096
 _PROBE_S = 20.0
 _MAX_REFERENCES = 64
 """Number of tasks with reference answers to check."""
-_FORCED = (
-    "it forces what an answer must match (tool_choice, or response_format), which the run's inference server refuses: "
-    'let the model choose, or serve the policy with vLLM (inference.policy.kind = "vllm")'
-)
 
 
 class ProbeFinding(NamedTuple):
@@ -38,6 +35,13 @@ class ProbeFinding(NamedTuple):
 
     text: str
     sure: bool = False
+
+
+def _forced() -> str:
+    return (
+        "it forces what an answer must match (tool_choice, or response_format), which the run's inference server "
+        f"refuses: let the model choose, or set {engines_that(lambda spec: spec.constrains_answers)}"
+    )
 
 
 async def probe_environment(
@@ -69,13 +73,13 @@ async def _probe_task(
         if inference.refused:
             return [ProbeFinding(f"not tried to the end: {inference.refused[0]}")]
         if inference.forced and not may_force:
-            return [ProbeFinding(f"{_FORCED}; on an answer that matched: {error}")]
+            return [ProbeFinding(f"{_forced()}; on an answer that matched: {error}")]
         sure = any(cure_of(leaf) is not None for leaf in leaves(error.__cause__ or error))
         return [ProbeFinding(f"{error}; `lachesis env verify` shows more", sure)]
     except (InfrastructureError, DataError) as error:
         return [ProbeFinding(f"not tried: the environment gave no group ({error})")]
     if inference.forced and not may_force:
-        return [ProbeFinding(_FORCED)]
+        return [ProbeFinding(_forced())]
     return await _probe_raters(draft, name, scorer)
 
 

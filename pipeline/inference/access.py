@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
-__all__ = ["CONTROL_PATHS", "VLLM_CALLERS_PATHS", "ServerAccess"]
+__all__ = ["CONTROL_PATHS", "ServerAccess"]
 
 CONTROL_PATHS = frozenset(
     {
@@ -25,33 +25,6 @@ CONTROL_PATHS = frozenset(
 """Paths that change a server's state for a run; they need the token."""
 _OPEN_PATHS = frozenset({"/health"})
 """Paths that need no key: a supervisor of the process has neither key nor token."""
-VLLM_CALLERS_PATHS = frozenset(
-    {
-        "/detokenize",
-        "/generate",
-        "/inference/v1/generate",
-        "/is_paused",
-        "/load",
-        "/metrics",
-        "/ping",
-        "/tokenize",
-        "/v1/chat/completions",
-        "/v1/chat/completions/derender",
-        "/v1/chat/completions/render",
-        "/v1/completions",
-        "/v1/completions/derender",
-        "/v1/completions/render",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/models",
-        "/v1/responses",
-        "/version",
-        "/weight_info",
-    }
-)
-"""vLLM's routes that sample, read text or report something, and change nothing. vLLM has a few dozen others, more with
-each version; some of them run any method of its workers."""
-
 _NEEDS_TOKEN = "this may change the server's state, which processes of its run alone may do"  # noqa: S105 - a sentence
 _NEEDS_KEY = (
     "this server answers nobody without its key; send it as `Authorization: Bearer KEY` (OpenAI's clients: api_key). "

@@ -17,7 +17,7 @@ from lachesis.pipeline.common.paths import (
     TemplatePath,
 )
 from lachesis.pipeline.extension import EngineSpec
-from lachesis.pipeline.inference.engines import engines
+from lachesis.pipeline.inference.engines import DEFAULT_ENGINE, engines
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
 
@@ -59,7 +59,7 @@ class InferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     url: Address | None = None
     """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
-    kind: str = "reference"
+    kind: str = DEFAULT_ENGINE
     """What is started: reference, the reference server; vllm, as a process of its own; or an engine that an extension
     adds. Default reference."""
     model: ModelPath | None = None

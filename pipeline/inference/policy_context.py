@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.model.context import VLLM_CONTEXT_OPTION, context_of_model
+from lachesis.pipeline.model.context import context_of_model
 
 __all__ = ["context_of_server"]
 
@@ -17,7 +17,8 @@ def context_of_server(settings: InferenceConfig, model: str | None, *, elsewhere
         return settings.engine.max_model_len
     if settings.url is not None or elsewhere:
         return None
-    given = _option(settings.args, VLLM_CONTEXT_OPTION)
+    option = settings.spec.context_option
+    given = None if option is None else _option(settings.args, option)
     if given is not None:
         return int(given) if given.isdecimal() else None
     return context_of_model(settings.model or model)

@@ -14,13 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 __all__ = [
-    "CONTROL_TOKEN",
     "MAX_BODY_BYTES",
-    "REFUSED",
-    "SAMPLING_KEY",
-    "TOKENIZER_HASH",
-    "TRANSFER_BACKEND",
-    "WEIGHTS_FOLDER",
     "Choice",
     "DetokenizeRequest",
     "DetokenizeResponse",
@@ -43,20 +37,6 @@ __all__ = [
 
 MAX_BODY_BYTES = 16 << 20
 """Bytes of a request to an inference server; a prompt of a million tokens has 7 MiB."""
-
-CONTROL_TOKEN = "LACHESIS_VLLM_TOKEN"  # noqa: S105 - a name
-"""Environment variable of vLLM's process: the token."""
-SAMPLING_KEY = "LACHESIS_VLLM_KEY"
-"""Environment variable of vLLM's process: the key; not set if it wants none."""
-
-REFUSED = "weights refused: "
-"""How vLLM's workers begin what they say of weights that they did not take."""
-TRANSFER_BACKEND = "lachesis"
-"""vLLM's weight transfer backend that reads a policy's file (`engines/vllm/worker.py`)."""
-WEIGHTS_FOLDER = "LACHESIS_VLLM_WEIGHTS"
-"""Environment variable of vLLM's process: the folder that weights may come from."""
-TOKENIZER_HASH = "LACHESIS_VLLM_TOKENIZER_HASH"
-"""Environment variable of vLLM's process: what it says of its tokenizer."""
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]

@@ -11,7 +11,6 @@ from typing import Any
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
-    "VLLM_CONTEXT_OPTION",
     "check_positions",
     "context_length",
     "context_of_model",
@@ -35,8 +34,6 @@ _UNBOUNDED = 8192
 """Tokens of a sequence at most if a model has no bound (state-space models, alibi)."""
 _MAX_SENSIBLE = 1 << 24
 """Longer contexts are what configurations say that do not know any."""
-VLLM_CONTEXT_OPTION = "--max-model-len"
-"""Argument of vLLM that sets the context."""
 
 
 def context_length(config: Any) -> int:
@@ -97,8 +94,8 @@ def untrainable_positions(context: int | None, config: Any) -> str | None:
     return (
         f"sequences of {config.get_text_config().model_type} beyond {change} tokens have other rotary positions "
         "(longrope), also for the tokens before, so what was sampled up to there would be trained with other "
-        f"logprobs: set inference.policy.engine.max_model_len to {change} at most (for vLLM, "
-        f'args = ["{VLLM_CONTEXT_OPTION}", "{change}"])'
+        f"logprobs: set inference.policy.engine.max_model_len to {change} at most (an "
+        "engine that does not read it: its own option for that among inference.policy.args)"
     )
 
 

@@ -43,6 +43,7 @@ TEACHER_STEPS = 600
 ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 HEADS = 4
+_WIDTH = 96
 _CODE = ("trainer/config.py", "model/policy.py", "model/tokenizer.py", "trainer/warmstart.py")
 """Modules of lachesis.pipeline that decide what the warm start makes."""
 _LIBRARIES = ("tokenizers", "torch", "transformers")
@@ -189,8 +190,9 @@ def _pools(config: RunConfig) -> tuple[SpellBackward, SpellBackward, SpellBackwa
 
 
 def _heads(config: RunConfig) -> int:
-    """Return the attention heads of the model, of 96 numbers in all: vLLM on a CPU has none of fewer than 32."""
-    return HEADS - 1 if any(config.role(role).kind == "vllm" for role in config.inference) else HEADS
+    """Return the attention heads of the model, of 96 numbers in all: fewer where an engine needs larger ones."""
+    needed = max(config.role(role).spec.min_head_size for role in ("policy", *config.inference))
+    return max(heads for heads in range(1, HEADS + 1) if _WIDTH % heads == 0 and _WIDTH // heads >= needed)
 
 
 def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int, heads: int) -> None:
@@ -203,7 +205,7 @@ def _make(folder: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
 
     torch.set_num_threads(threads)
     policy = build_tiny_policy(
-        settings.seed, phrases=[common_beginning(question for question, _ in pairs)], heads=heads
+        settings.seed, phrases=[common_beginning(question for question, _ in pairs)], width=_WIDTH, heads=heads
     )
     warm_start(policy, pairs, settings)
     write_when_room_sync(folder, lambda: save_policy(policy, folder))

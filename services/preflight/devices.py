@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
+from lachesis.pipeline.inference.engines import engines_that
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 
@@ -42,7 +43,7 @@ def describe_devices(config: RunConfig, gpus: int) -> str:
         if config.weights.transport != "shared_memory":
             text += ', and with weights.transport = "shared_memory" weights reach the policy\'s server without a file'
     if gpus and "inference.policy.device" in places:
-        text += '; inference.policy.kind = "vllm" would sample several times as fast'
+        text += f"; {engines_that(lambda spec: not spec.loads_here)} would sample several times as fast"
     elif not gpus:
         text += "; with a GPU both training and sampling are some 20 times as fast"
     return text

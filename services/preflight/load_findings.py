@@ -14,7 +14,7 @@ _MEND_BY_CHECK = {
     "prompts": "correct the prompts, chat_template_kwargs, or the template",
 }
 _MEND_BY_TABLE = {
-    "inference": 'choose a causal language model that transformers runs, or serve it by inference.ROLE.kind = "vllm"',
+    "inference": "choose a causal language model that transformers runs, or serve it by another inference.ROLE.kind",
     "training": "correct {0}, or leave it out: metrics.jsonl holds every figure in any case",
     "curriculum": "correct {0}, or the code that it names",
     "devices": 'leave it out, or set it to "auto"; or start the run where that GPU is',

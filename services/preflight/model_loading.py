@@ -9,6 +9,7 @@ from functools import partial
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.inference.engines import engines_that
 from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["model_loads"]
@@ -75,7 +76,7 @@ def _sample(config: RunConfig, name: str, tokenizer: str | None, role: str) -> s
 def _faster(settings: InferenceConfig, device: str, role: str) -> str:
     """Return what would make the server faster on this machine."""
     if device == "cuda":
-        return f'; vLLM is several times as fast: inference.{role}.kind = "vllm"'
+        return f"; several times as fast with {engines_that(lambda spec: not spec.loads_here, role)}"
     cores = len(os.sched_getaffinity(0))
     if settings.threads < cores // 2:
         return f"; faster with inference.{role}.threads, {settings.threads} of {cores} cores"

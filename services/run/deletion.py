@@ -25,6 +25,7 @@ from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.extension import extensions
+from lachesis.pipeline.inference.engines import engines
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.retention.recovery_record import RECOVERIES
@@ -51,7 +52,7 @@ MODEL_MARK = ".lachesis-copy"
 _MODELS = ("model", "teacher")
 _ENTRIES = frozenset({
     ACKNOWLEDGED, "checkpoints", "environments", "inference", "logs", NATS_FOLDER, "plots",
-    "trainers", "vllm", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
+    "trainers", "web.token", "weights", METRICS_FILE, f".{METRICS_FILE}.partial",
     TRACKED_ALERTS_FILE, f".{TRACKED_ALERTS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json",
     NOTICES_FILE, f".{NOTICES_FILE}.partial",
     ".summary.json.partial", MODEL_FILE, f".{MODEL_FILE}.partial",
@@ -241,4 +242,5 @@ def _is_own(entry: Path) -> bool:
     if entry.name == RUN_FILE:
         return is_written_here(entry)
     further = {name for one in extensions().values() for name in one.folder_entries}
+    further |= {name for one in engines().values() for name in one.folder_entries}
     return entry.name in _ENTRIES | further or entry.name in _LAST or _HELD_OUT.fullmatch(entry.name) is not None

@@ -25,9 +25,13 @@ from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.known_strategies import strategy_names
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
-from lachesis.pipeline.environment.load import environment_kinds
+from lachesis.pipeline.environment.load import environment_kinds, load_environment
+from lachesis.pipeline.environment.rollout import collect_group
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.config import InferenceConfig
+from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.inference.policy_context import context_of_server
+from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 from lachesis.pipeline.normalizer.known_estimators import estimator_names
@@ -51,6 +55,7 @@ from lachesis.services.run.scope import scope_of
 from lachesis.services.supervisor.forkserver import PRELOADED
 
 IMPORTS = "from lachesis.pipeline.extension import *\n"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "extension"
 CACHED = (
     extension.extensions, extension.added, extended.run_config_type, extended.training_config_type,
     extended.environment_config_type, extended.inference_config_type,
@@ -311,6 +316,48 @@ async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[
     assert "plum-engine" in needed_extras(with_engine)
     await run_inference(Service(lab.bus, "inference", "r"), with_engine, "policy")
     assert sys.modules["plums"].served == [("policy", "m")]
+
+
+@pytest.mark.outside
+async def test_an_engine_is_one_entry_whose_server_samples_a_group(
+    install: Callable[[str, str], None], lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    install("orchard", "from lachesis_orchard import EXTENSION")
+    run = config(**{"run": "r", "folder": f'"{tmp_path}"', "inference.eval.kind": "parrot", "model": "m"})
+    env = load_environment("orchard", {"trees": 2})
+    async with (
+        lab.running(lambda service: run_inference(service, run, "eval"), "inference"),
+        open_role(lab.bus, "r", "eval") as directory,
+    ):
+        served = await directory.current()
+        draft = await collect_group(env, env.task(3), served, 2, SamplingParams(max_tokens=4))
+    assert [session.replies[-1].text for session in draft.sessions] == ["6", "6"]
+    assert draft.rewards == [{"environment": 1.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({"weights.transport": "shared_memory"}, r"which plum does not compute with: set .*kind = \"reference\""),
+        ({"environments.e.kind": "dataset", "environments.e.top_p": 0.5}, "plum does not say which tokens that left"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(
+    install: Callable[[str, str], None], sets: dict[str, Any], said: str
+) -> None:
+    install("plums", WHOLE)
+    with pytest.raises(ConfigError, match=said):
+        config(**{"inference.policy.kind": "plum", "model": "m", **sets})
+
+
+def test_the_context_is_read_from_the_option_of_its_engine(install: Callable[[str, str], None]) -> None:
+    adds = "engines={'plum': EngineSpec(serve='a:b', says='plum', context_option='--room')}"
+    install("plums", f"{IMPORTS}EXTENSION = Extension(name='plums', about='x', {adds})")
+    args = '["--max-model-len", "5", "--room", "7"]'
+    for kind, context in (("plum", 7), ("vllm", 5)):
+        run = config(**{"inference.policy.kind": kind, "inference.policy.args": args})
+        assert context_of_server(run.role("policy"), None) == context
 
 
 def test_descriptions_are_read_where_python_knows_no_source_of_a_made_class(

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.common.paths import Address
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.inference.engines import DEFAULT_ENGINE
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["TinkerConfig", "check_tinker", "settings_of"]
@@ -72,7 +73,7 @@ def check_tinker(config: RunConfig) -> None:
         )
     for role in ("policy", "eval"):
         settings = config.role(role)
-        if settings.url is not None or settings.kind != "reference":
+        if settings.url is not None or settings.kind != DEFAULT_ENGINE:
             raise ConfigError(
                 f'inference.{role} names another server, but training.backend is "tinker": its weights are with '
                 f"Tinker alone, and the run serves them itself; leave out inference.{role}.url and kind"

@@ -14,10 +14,16 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.inference.access import VLLM_CALLERS_PATHS, ServerAccess
+from lachesis.pipeline.inference.access import ServerAccess
 from lachesis.pipeline.inference.engines.vllm.generate import VllmRefusal, answer_by_vllm
+from lachesis.pipeline.inference.engines.vllm.names import (
+    CALLERS_PATHS,
+    CONTROL_TOKEN,
+    REFUSED,
+    SAMPLING_KEY,
+    TOKENIZER_HASH,
+)
 from lachesis.pipeline.inference.engines.vllm.owner import end_with_owner
-from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.schemas.errors import DataError
 
 __all__ = ["VllmMiddleware"]
@@ -34,7 +40,7 @@ class VllmMiddleware:
         self._hash = os.environ[TOKENIZER_HASH]
         # taken out before anything that vLLM starts could read them
         token, key = os.environ.pop(CONTROL_TOKEN), os.environ.pop(SAMPLING_KEY, None)
-        self._access = ServerAccess(token, key, VLLM_CALLERS_PATHS)
+        self._access = ServerAccess(token, key, CALLERS_PATHS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))

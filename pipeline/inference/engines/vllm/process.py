@@ -30,15 +30,15 @@ from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, InferenceConfig
 from lachesis.pipeline.inference.engines.vllm.end_reason import OutputMark
-from lachesis.pipeline.inference.engines.vllm.owner import OWNER
-from lachesis.pipeline.inference.engines.vllm.process_group_memory import has_processes, remove_names, shared_names
-from lachesis.pipeline.inference.protocol import (
+from lachesis.pipeline.inference.engines.vllm.names import (
     CONTROL_TOKEN,
     SAMPLING_KEY,
     TOKENIZER_HASH,
     TRANSFER_BACKEND,
     WEIGHTS_FOLDER,
 )
+from lachesis.pipeline.inference.engines.vllm.owner import OWNER
+from lachesis.pipeline.inference.engines.vllm.process_group_memory import has_processes, remove_names, shared_names
 
 __all__ = ["Vllm", "start_vllm"]
 

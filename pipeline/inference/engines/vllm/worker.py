@@ -32,8 +32,8 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.inference.engines.vllm.loaded_weights import digest_as_held, loaded_weights
+from lachesis.pipeline.inference.engines.vllm.names import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.pipeline.inference.engines.vllm.shared_memory import SharedModel, guard_worker
-from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.pipeline.model.shards import weight_file_names
 from lachesis.pipeline.model.shared_memory import POINTER_FILE
 from lachesis.pipeline.model.weight_files import path_inside, read_weights, travel_dtype

@@ -1,6 +1,6 @@
-"""An extension: a kind of environment, a rater, a service with settings of its own, and a command."""
+"""An extension: a kind of environment, a rater, an engine, a service with settings of its own, and a command."""
 
-from lachesis.pipeline.extension import EnvironmentKind, Extension, ServiceSpec, Setting
+from lachesis.pipeline.extension import EngineSpec, EnvironmentKind, Extension, ServiceSpec, Setting
 from lachesis_orchard.config import OrchardConfig
 
 EXTENSION = Extension(
@@ -9,6 +9,7 @@ EXTENSION = Extension(
     settings={"orchard": Setting(OrchardConfig, OrchardConfig(), "Where the apples go.")},
     check="lachesis_orchard.config:check",
     environments={"orchard": EnvironmentKind(place="lachesis_orchard.environment:Orchard")},
+    engines={"parrot": EngineSpec(serve="lachesis_orchard.engine:serve", says="orchard")},
     raters={"ripeness": "lachesis_orchard.rater:ripeness"},
     services={
         "basket": ServiceSpec(

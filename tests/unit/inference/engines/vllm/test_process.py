@@ -14,8 +14,8 @@ from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.engines.vllm import process as vllm
 from lachesis.pipeline.inference.engines.vllm.middleware import VllmMiddleware
+from lachesis.pipeline.inference.engines.vllm.names import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 from lachesis.pipeline.inference.engines.vllm.process import start_vllm
-from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, REFUSED, SAMPLING_KEY, TOKENIZER_HASH
 
 
 def starting(tmp_path, python):
