@@ -42,7 +42,7 @@ __all__ = [
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import`,
 `gc` and `runs recover`: reads everything, makes the streams, puts messages back, lets environments go on, writes
-revisions of history and trains on them, stores rollouts of the past, deletes unused history, fills up what was lost."""
+revisions of history and trains on them, stores earlier rollouts, deletes unused history, fills up what was lost."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `reproduce`, `dead` and `doctor`:
 reads everything, writes nothing."""

@@ -79,7 +79,7 @@ class EnvironmentStanding(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 class AlertEvent(Event, frozen=True, kw_only=True):
     """A commit of the health service: what every check that judges `source` found in a window of it.
 
-    `groups` counts those judged since the start or the last resumption; with `source` resume it lifts the standing. The
+    `groups` counts those checked since the start or a resumption; with `source` resume it lifts the standing. The
     result of a held-out evaluation comes by itself, with `source` groups, amid a window of them.
     """
 

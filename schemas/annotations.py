@@ -298,7 +298,7 @@ def check_rewards(groups: list[GroupReward]) -> None:
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):
     """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation.
 
-    `promoted` is the `first` of the promotion that judged them, None: the run's own configuration did.
+    `promoted` is the `first` of the promotion that scored them, None: the run's own configuration did.
     """
 
     ensemble: str
@@ -399,7 +399,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which no rater could score.
     `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
     `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
-    could be judged and `task_successes` succeeded; empty if they were not counted, or were too many for a message.
+    could be scored and `task_successes` succeeded; empty if they were not counted, or were too many for a message.
     `task_keys` name the same tasks by their content, in any order of the pool; empty in older evaluations. `examples`
     are the first tasks, the same in every evaluation; empty where nothing was sampled at temperature 0.
     """

@@ -205,7 +205,7 @@ class ToolResults(_Record, frozen=True, kw_only=True):
 
 
 class SessionEnd(_Record, frozen=True, kw_only=True):
-    """A sample is finished: it is neither generated nor judged by its environment again.
+    """A sample is finished: it is neither generated nor scored by its environment again.
 
     `rewards` are those that its environment gave, by component. `messages` is the conversation, `calls` the indexes of
     the calls that its sequence consists of, `further` those of each other sequence of the sample, in the order of the

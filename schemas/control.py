@@ -212,10 +212,10 @@ class HeldOutRecord(Event, frozen=True, kw_only=True):
 
 
 class PromptsRecord(Event, frozen=True, kw_only=True):
-    """What an environment asked at its last start, and how its prompts were made, by the key `prompts`.
+    """The tasks of an environment at its last start, and how its prompts were made, by the key `prompts`.
 
     `tokenizer_hash` covers the chat template and its parameters. `messages` is the SHA-256 of the messages of the task
-    with the key `item`: another one means that the same task is asked in another way. "": its code failed.
+    with the key `item`: another one means that the same task has another prompt. "": its code failed.
 
     `count`: the number of tasks. `order`: a digest of their keys in the pool's order, `tasks`: of the same keys sorted,
     `contents`: of what raters are given with each. "": not known.

@@ -22,7 +22,7 @@ own."""
 
 
 class RewardSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one environment's rollouts are judged: settings as in the configuration, and what counts as a success."""
+    """How one environment's rollouts are scored: settings as in the configuration, and what counts as a success."""
 
     scoring: dict[str, Any]
     normalization: dict[str, Any]

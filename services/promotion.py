@@ -20,7 +20,7 @@ from lachesis.schemas.promotion import Promotion, RewardSettings
 __all__ = ["config_under_promotion", "make_promotion"]
 
 _OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s", "promotable"})
-"""Settings of scoring and advantages that judge nothing."""
+"""Settings of scoring and advantages that change no score."""
 
 
 def make_promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:

@@ -85,7 +85,7 @@ class KeyWatch:
     def _is_news(self, entry: Entry) -> bool:
         """Whether `entry` is newer than all before. Raises `HistoryLostError` where it stays older for long.
 
-        A leader that was cut off may speak of the past for some seconds.
+        A leader that was cut off may give old answers for some seconds.
         """
         if entry.revision >= self._revision:
             self._older_since = None

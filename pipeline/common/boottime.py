@@ -10,5 +10,5 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime_s() -> float:
-    """Return seconds since some moment in the past, those in which the machine slept included."""
+    """Return seconds since some earlier moment, those in which the machine slept included."""
     return time.clock_gettime(_CLOCK)

@@ -56,16 +56,16 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sharpness: float = 3.0
     """irt: exponent of what p(1-p) is expected to be in an item's weight, p its success. Default 3."""
     first_pass: float = 1.5
-    """irt: passes over the pool (results for each drawable item) until repeats are drawn as if they taught as much as
-    the first meeting; before, items that were not met come first, unless they seem solved or hopeless. 0: from the
-    start. Default 1.5."""
+    """irt: passes over the pool (results for each drawable item) until repeats are drawn as if the policy learned as
+    much from them as from the first meeting; before, items that were not met come first, unless they seem solved or
+    hopeless. 0: from the start. Default 1.5."""
     chance: float = 0.3
     """irt: probability, before its first result, that an item's success does not follow the ability (coin flips, wrong
     labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
     Default 0.3."""
 
     repeat_worth: float = 0.4
-    """gain_per_token: what a group of an item teaches, as a share of what the item's group before taught. Raise it to 1
+    """gain_per_token: what a group of an item teaches, as a share of what its group before did. Raise it to 1
     for a small pool that is gone through many times and still teaches. Default 0.4."""
 
     def missing_of_pool(self, *, is_foreign: bool) -> str | None:

@@ -84,7 +84,7 @@ class Dataset(Environment):
         message at its end is not part of the prompt, and is the answer if there is no column for it. `answer_after`:
         the answer is the text after the last occurrence of this text ("####" in GSM8K). `answer_words`: the answers for
         what the column holds, { true = "yes", false = "no" } say. `choices`: the column of a question's choices, or the
-        columns of one each. They are asked below the prompt, or for "{choices}" in the template, under the letters A,
+        columns of one each. They are listed below the prompt, or for "{choices}" in the template, under the letters A,
         B, C..., and the answer is the letter of the right one. `answer` says it by its place from 0 ("index") or 1
         ("number"), its "label" or its "text"; `answer_form`: which of these, unless it is clear. `tests`: the column of
         tests that the rater `code` runs, in any form of `pipeline.tasks.program_tests`. `template`: the prompt, with

@@ -105,8 +105,8 @@ class ProducerLeases:
     async def is_held(self, lease: str) -> bool:
         """Return whether no other process has taken up the lease's group so far.
 
-        The governor is asked if the lease was not renewed in time, because this process was stopped, say; it is waited
-        for. False: it has ended, or the service drains.
+        If the lease was not renewed in time, because this process was stopped, say, this requests the governor's answer
+        and waits for it. False: it has ended, or the service drains.
         """
         while lease in self._held and not self._service.draining.is_set():
             began_s = boottime_s()

@@ -89,7 +89,7 @@ def describe_answers(before: PromptsRecord, now: PromptsRecord) -> str | None:
 
 
 def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
-    """Return what differs in how the same tasks are asked, None if nothing does."""
+    """Return what differs in the prompts of the same tasks, None if nothing does."""
     found = []
     if before.item == now.item and before.messages and now.messages and before.messages != now.messages:
         found.append("its template or system message, or the code that writes its prompts")

@@ -409,7 +409,7 @@ def build_group(
 
     `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
     away from some, and by sample `thought_calls` where tool calls were only thought of or shown, `diverged` where a
-    conversation asked something else after a kill than before it, and `samples` where the environment noted anything.
+    conversation had another request after a kill than before it, and `samples` where the environment noted anything.
     Raises SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []

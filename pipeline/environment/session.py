@@ -44,7 +44,7 @@ class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
     """Raised by `generate` when no further turn is possible: turn limit, context full, or the last turn was cut.
 
     An environment need not catch it, except in branches of a conversation (`Session.fork`): one that ends must not end
-    the others. The sample stands as it is and is judged.
+    the others. The sample stands as it is and is scored.
     """
 
     def __init__(self, fork: str = "") -> None:
@@ -248,7 +248,7 @@ class Session(SequenceDraft):
 
     @property
     def diverged(self) -> str | None:
-        """Where a conversation that went on after a kill asked something else than before it; None: nowhere."""
+        """Where a conversation that went on after a kill had another request than before it; None: nowhere."""
         return None if self._calls is None else self._calls.diverged
 
     @property

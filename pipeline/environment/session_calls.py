@@ -98,7 +98,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where a call belongs in its session, and what was asked: see `SessionCall`."""
+    """Where a call belongs in its session, and its request: see `SessionCall`."""
 
     index: int
     parent: int | None

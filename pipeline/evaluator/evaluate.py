@@ -44,7 +44,7 @@ GroupScorer = Callable[[GroupDraft], Awaitable[Sequence[float | None]]]
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are fractions from 0 to 1, None if no answer could be judged."""
+    """Rates are fractions from 0 to 1, None if no answer could be scored."""
 
     items: int
     k: int
@@ -52,17 +52,17 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     """A score from here on is a success."""
     avg_at_k: float | None
-    """Mean success of the sampled answers that could be judged."""
+    """Mean success of the sampled answers that could be scored."""
     error: float | None
-    """Standard error of `avg_at_k`, by tasks; None with fewer than two tasks that could be judged."""
+    """Standard error of `avg_at_k`, by tasks; None with fewer than two tasks that could be scored."""
     tasks: dict[int, TaskResult]
-    """For each task, by its index: the sampled answers that succeeded and those that could be judged."""
+    """For each task, by its index: the sampled answers that succeeded and those that could be scored."""
     pass_at_k: float | None
     """Fraction of items with a success among k samples, over the items for which that is known."""
     greedy: float | None
     """Mean success at temperature 0; None also if it was not requested."""
     mean_score: float | None
-    """Mean score of the sampled answers that could be judged."""
+    """Mean score of the sampled answers that could be scored."""
     mean_tokens: float | None
     """Generated tokens of a sample, greedy ones included."""
     unjudged: int

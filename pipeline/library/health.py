@@ -46,7 +46,7 @@ class HealthChecks:
     ) -> list[Alert]:
         """Take in a group by the scores of its samples; advantages are score - mean unless given.
 
-        Advantages that are given may be of any estimator, so only their skewness is judged.
+        Advantages that are given may be of any estimator, so only their skewness is checked.
 
         Returns the results of the window that it fills, else nothing; healthy findings are left out. Raises `DataError`
         on columns of different lengths, or numbers that are none; then nothing is counted.

@@ -73,7 +73,7 @@ class CurriculumScheduler:
     def update(
         self, item: str, successes: Sequence[float | bool | None], *, step: int = 0, tokens: float | None = None
     ) -> bool:
-        """Learn from one group of answers to an item; say whether it taught something.
+        """Learn from one group of answers to an item; return whether anything was learned.
 
         `successes` lie in [0, 1]; None is an answer that could not be scored, and teaches nothing. `step` is the
         optimizer step of the policy that answered. `tokens`: how many it generated for an answer, on average; the

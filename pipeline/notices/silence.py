@@ -40,7 +40,7 @@ _SPARE = {"curriculum", "health", "evaluator", "inference-eval"}
 _OFTEN = 3
 """From this many ends of a process within half an hour, they are no accident."""
 _JUDGED_ENDS = 8
-"""Newest ends by which it is judged how long a process lives."""
+"""Newest ends that are read to estimate how long a process lives."""
 _USUAL_LIVES = 2.0
 """A process works again once it has lived for this many times as long as its recent lives."""
 _MIN_LIFE_S = 3.0

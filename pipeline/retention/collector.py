@@ -190,7 +190,7 @@ class GarbageCollector:
         return [*self._settings.readers.environments, *self._gone]
 
     async def _conversation_claims(self, born_before_ns: int | None) -> list[RetentionClaim]:
-        """Return the claims of conversations under way; one whose last call is older than asked for has none."""
+        """Return the claims of conversations under way; one whose last call is older than `born_before_ns` has none."""
         groups = OpenGroups(lambda env, lease: True)
         async with self._bus.read(CALLS, [subjects.call(self._settings.run)], headers_only=True, follow=False) as calls:
             async for call in calls:

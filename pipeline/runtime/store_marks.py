@@ -124,7 +124,7 @@ async def read_marks(bus: Bus, run: str, folder: Path | None) -> list[NamedMarks
 async def refuse_lost_ends(bus: Bus, run: str, *, folder: Path, known: StoreMarks | None = None) -> None:
     """Raise `HistoryLostError` if a stream or the bucket went back behind marks or what is `known`.
 
-    A leader that was cut off may speak of the past for some seconds, so the question is repeated for as long.
+    A leader that was cut off may give old answers for some seconds, so the question is repeated for as long.
     """
     until = anyio.current_time() + stream_marks.BELIEVE_LOSS_S
     while True:

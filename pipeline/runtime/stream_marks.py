@@ -106,7 +106,7 @@ async def check_marks(
 
     Raises `LedgerError` where they name one that no stream ever held.
 
-    `writer`: what names the marks, for the text. A leader that was cut off may speak of the past for some seconds, so
+    `writer`: what names the marks, for the text. A leader that was cut off may give old answers for some seconds, so
     the question is repeated for as long, or for `patience_s`.
     """
     for stream, mark in marks.items():

@@ -54,7 +54,7 @@ def _admitted(asked: RaterConfig, named: Sequence[RaterConfig]) -> RaterConfig:
 def _takes_any_params(asked: RaterConfig) -> bool:
     """Whether the rater is a function of ours that reads the sample alone, and its parameters are plain values.
 
-    A text in which something was masked is not the one that the revision was judged with.
+    A text in which something was masked is not the one that the revision was scored with.
     """
     return isinstance(find_rater(asked.rater), FunctionRater) and all(
         value is None or (name != _PATTERN and isinstance(value, _PLAIN) and MASK not in str(value))

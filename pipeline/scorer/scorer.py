@@ -176,7 +176,7 @@ class EnvironmentScorer:
     def _wait_for_the_unavailable(self, ratings: Mapping[str, list[Rating]], unscorable: Sequence[int]) -> None:
         """Raise `InfrastructureError` where samples are unscorable because a rater is away: no outcome of theirs.
 
-        The group is then judged again, for as long as it takes: an outage stalls a run and costs it nothing.
+        The group is then scored again, for as long as it takes: an outage stalls a run and costs it nothing.
         """
         for name, column in ratings.items():
             for i in unscorable:

@@ -25,7 +25,7 @@ _MIN_ROWS_OF_ONE_LETTER = 20
 class ChoiceColumns:
     """The columns with the choices of a question: one that holds all, or several of one choice, or list of them, each.
 
-    If the column of the answer is among several, the choices are shuffled, because its place would tell the answer.
+    If the column of the answer is among several, the choices are shuffled, because its place would show the answer.
     """
 
     def __init__(self, columns: str | Sequence[str], answer: str | None, form: AnswerForm | None) -> None:

@@ -129,7 +129,7 @@ def _unasked_choices(row: DatasetRow, task: Task) -> str | None:
 
 
 def _unasked_input(row: DatasetRow, task: Task) -> str | None:
-    """Return the name of the column with the second part of an instruction that is asked without it; None: none is."""
+    """Return the column with the second part of an instruction if the prompt leaves it out; None: it does not."""
     first = row.get(INSTRUCTION)
     shown = "\n".join(one.content for one in task.messages)
     if not isinstance(first, str) or not first.strip() or first.strip() not in shown:

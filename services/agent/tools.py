@@ -95,7 +95,7 @@ class AgentTools:
     async def rl_list_environments(self) -> dict[str, Any]:
         """List the environments that can be trained on, with name, file, docstring and own settings.
 
-        Read the file of one to learn how its tasks are made and judged.
+        Read the file of one to learn how its tasks are made and scored.
         """
         entries = await self._entries()
         return {

@@ -1,4 +1,4 @@
-"""`lachesis demo`: the whole pipeline on real tasks, judged by what it learned."""
+"""`lachesis demo`: the whole pipeline on real tasks, measured by what it learned."""
 
 import sys
 from pathlib import Path

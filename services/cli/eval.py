@@ -46,7 +46,7 @@ _MAX_DISTINCT_ERRORS = 100
 
 
 class ModelEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one environment. Rates are fractions from 0 to 1, None where nothing could be judged."""
+    """One model on one environment. Rates are fractions from 0 to 1, None where nothing could be scored."""
 
     model: str
     path: str | None
@@ -57,30 +57,30 @@ class ModelEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled answers to each task, k; the answers at temperature 0 are not among them."""
     temperature: float
     avg: float | None
-    """Share of the judged answers that succeeded."""
+    """Share of the scored answers that succeeded."""
     error: float | None
     """Standard error of `avg`, with tasks as the unit of chance."""
     interval: tuple[float, float] | None
     """Bounds of the 95 % interval of `avg`."""
     pass_at: dict[str, float | None]
-    """For k = 1, 2, 4... the unbiased estimate from the tasks with k judged answers or more; for k = `samples` the
+    """For k = 1, 2, 4... the unbiased estimate from the tasks with k scored answers or more; for k = `samples` the
     share of the tasks with a success, of those where that is known, as the run's own evaluations have it."""
     greedy: float | None
     answers: int
     """Answers that came, those at temperature 0 included."""
     unjudged: int
-    """Answers without a judgement, those that never came included."""
+    """Answers without a score, those that never came included."""
     failed: int
-    """Groups of answers that failed or were refused, or could not be judged."""
+    """Groups of answers that failed or were refused, or could not be scored."""
     errors: dict[str, int]
     """What these said, with their number."""
     tokens: int | None
     """Generated tokens; None where the server does not count them."""
     seconds: float
     difference: Difference | None
-    """From the first model, on the tasks that were judged for both; None for the first one."""
+    """From the first model, on the tasks that were scored for both; None for the first one."""
     results: dict[str, TaskResult]
-    """Successes and judged answers of each task, by its index."""
+    """Successes and scored answers of each task, by its index."""
 
 
 class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class DrawnGroup:
-    """A judged group: the step of the policy that made it, its task's index in the pool, its mean success."""
+    """A scored group: the step of the policy that made it, its task's index in the pool, its mean success."""
 
     policy_step: int
     index: int | None

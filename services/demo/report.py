@@ -64,7 +64,7 @@ def _stages(summary: DemoSummary) -> Iterator[str]:
 
 
 def _examples(summary: DemoSummary) -> Iterator[str]:
-    """Yield questions with the answers before and after: + right, - wrong, ? not judged."""
+    """Yield questions with the answers before and after: + right, - wrong, ? not scored."""
     if summary.examples:
         yield "held-out answers at temperature 0, of the first policy and of the last (+ right, - wrong)"
     for example in summary.examples:

@@ -274,7 +274,7 @@ async def _annotations(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTi
         rollout.entry.written_ns for rollout in rollouts if rollout.entry is not None and rollout.entry.written_ns
     ]
     end_ns = max(settled) + _SKEW_NS if len(settled) == len(rollouts) else None
-    waiting = {rollout.plan.group: rollout for rollout in reversed(rollouts)}  # of one stored twice the first is judged
+    waiting = {rollout.plan.group: rollout for rollout in reversed(rollouts)}  # of one stored twice the first is scored
     async with bus.read(subjects.EVENTS, filters, start=start, follow=False) as messages:
         async for message in messages:
             if not waiting or (end_ns is not None and message.time_ns > end_ns):

@@ -19,7 +19,7 @@ _RECENT_ALERTS = 32
 
 
 class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment: its standing, the groups judged since its start or resumption, and each check's result."""
+    """One environment: its standing, the groups checked since its start or resumption, and each check's result."""
 
     env: str
     standing: EnvironmentStanding
@@ -35,12 +35,12 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it was judged, and goes on."""
+        """Whether it was checked, and goes on."""
         return self.groups > 0 and not self.stopped
 
 
 async def checked_environments(bus: Bus, config: RunConfig) -> list[str]:
-    """Return the environments configured, else those that were judged.
+    """Return the environments configured, else those that were checked.
 
     Raises `ConfigError` where there is none.
     """

@@ -62,7 +62,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry.
 
-    `promoted` is the newest promotion, None: rollouts are judged by the run's configuration.
+    `promoted` is the newest promotion, None: the run's configuration scores rollouts.
     """
 
     index: int

@@ -313,7 +313,7 @@ def _strategy(config: RunConfig, names: Sequence[str]) -> str:
 
 
 def _some_items(settings: EnvironmentConfig) -> ItemPool | None:
-    """Return items with the difficulties of some tasks, evenly spread; None where these do not tell about all."""
+    """Return items with the difficulties of some tasks, evenly spread; None where these say too little of all."""
     try:
         env = load_environment(settings.kind, settings.params)
         places = np.unique(np.linspace(0, len(env) - 1, min(len(env), _TRIED_ITEMS)).astype(int)).tolist()

@@ -110,7 +110,7 @@ class PoolLearner:
         return feedback_of(self.env, msgspec.structs.replace(reward, index=self._by_name.get(name)))
 
     def observe(self, feedback: ItemFeedback, name: str) -> None:
-        """Take in what a group taught about the item of this name. Raises what `Strategy.observe` raises."""
+        """Take in what a group shows of the item of this name. Raises what `Strategy.observe` raises."""
         self.strategy.observe(feedback)
         self.learned.append(feedback)
 
@@ -205,7 +205,7 @@ class NamedItemLearner(PoolLearner):
         return feedback_of(self.env, msgspec.structs.replace(reward, index=place))
 
     def observe(self, feedback: ItemFeedback, name: str) -> None:
-        """Take in what a group taught about the item of this name, which may be new."""
+        """Take in what a group shows of the item of this name, which may be new."""
         super().observe(feedback, name)
         if feedback.item == len(self._places):
             self._add(name)

@@ -174,11 +174,11 @@ class Strategy:
 
     @property
     def observations(self) -> int:
-        """Results that taught something."""
+        """Results that the strategy learned from."""
         return self._counts.observed
 
     def observe(self, feedback: ItemFeedback) -> bool:
-        """Take in the outcome of a group; say whether it taught something.
+        """Take in the outcome of a group; return whether anything was learned from it.
 
         Raises DataError (state untouched) on an item that does not exist, or a success outside [0, 1] or of no samples.
         """

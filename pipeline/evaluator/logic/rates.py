@@ -40,7 +40,7 @@ class TaskResult(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The share of successes. There is one only of a task with judged answers."""
+        """The share of successes. There is one only of a task with scored answers."""
         return self.succeeded / self.judged
 
 
@@ -63,8 +63,8 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
 
     The rate is p = sum(s) / sum(m).
 
-    With s_i successes of m_i judged answers to task i of N:
-    sqrt(N / (N - 1) * sum((s_i - p m_i)^2)) / sum(m_i). Tasks without a judged answer are left out.
+    With s_i successes of m_i scored answers to task i of N:
+    sqrt(N / (N - 1) * sum((s_i - p m_i)^2)) / sum(m_i). Tasks without a scored answer are left out.
     """
     judged = [result for result in results if result.judged]
     if len(judged) < 2:
@@ -78,7 +78,7 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
 def rate_interval(results: Sequence[TaskResult]) -> tuple[float, float] | None:
     """Return the bounds of the success rate's 95 % interval, in [0, 1].
 
-    None with fewer than two judged tasks. It is Wilson's score interval (E. B. Wilson, JASA 22, 1927) of as many
+    None with fewer than two scored tasks. It is Wilson's score interval (E. B. Wilson, JASA 22, 1927) of as many
     independent answers as would have the rate's clustered error, p (1 - p) / error^2 (E. L. Korn and B. I. Graubard,
     Survey Methodology 24, 1998): at most all answers, at least the number of tasks (with unequal numbers m_i of answers
     sum(m)^2 / sum(m^2)), which is also what is taken where the error says nothing because all or none succeeded.
@@ -105,9 +105,9 @@ def interval_of(event: EvalEvent) -> tuple[float, float] | None:
 def pass_at_k(results: Sequence[TaskResult], k: int) -> float | None:
     """Return the probability that one of `k` answers succeeds, the mean over tasks.
 
-    None if no task has k judged answers. With c successes of n judged answers a task's estimate is
+    None if no task has k scored answers. With c successes of n scored answers a task's estimate is
     1 - C(n - c, k) / C(n, k), which is unbiased for n >= k (M. Chen et al., Evaluating large language models trained on
-    code, arXiv:2107.03374, 2021). Tasks with fewer judged answers than k are left out.
+    code, arXiv:2107.03374, 2021). Tasks with fewer scored answers than k are left out.
     """
     values = [1 - math.comb(n - c, k) / math.comb(n, k) for c, n in results if n >= k]
     return math.fsum(values) / len(values) if values else None
@@ -128,7 +128,7 @@ def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
 
 
 def compare_tasks(before: Mapping[int, TaskResult], after: Mapping[int, TaskResult]) -> Difference | None:
-    """Return how the success rate differs on the tasks that were judged in both.
+    """Return how the success rate differs on the tasks that were scored in both.
 
     None with fewer than two of them. It is the mean of the differences of their rates, with the standard deviation of
     these over sqrt(tasks) as its error.

@@ -115,7 +115,7 @@ class Exporter:
         """Write the file.
 
         Raises `NotFoundError` where the revision is unknown, nothing is selected or some of it may be trimmed,
-        `ConfigError` where the file cannot be written, `StartupError` where Parquet is asked for and pyarrow missing,
+        `ConfigError` where the file cannot be written, `StartupError` where Parquet is wanted and pyarrow missing,
         `InfrastructureError` where a disk is full.
         """
         started, config, request = time.monotonic(), self._config, self._request

@@ -74,7 +74,7 @@ def last_spelled_out(text: str) -> SpelledNumber | None:
 
 
 def _spelled_from(text: str, words: list[re.Match[str]], first: int) -> SpelledNumber | None:
-    """Return the number whose first word is `words[first]`; None where the words are no number, or are past."""
+    """Return the number whose first word is `words[first]`; None where the words are no number, or are all read."""
     if first == len(words):
         return None
     last = first
