@@ -173,6 +173,17 @@ class AgentSession:
             begun.done.set()
             self._begun[digest].remove(begun)
 
+    async def prompt_tokens(self, request: ModelRequest) -> int:
+        """Return how many tokens the prompt of a request has, which is not answered.
+
+        Raises `DataError` for one that could not be, and `InfrastructureError`.
+        """
+        request.check()
+        whole = self._whole(request)
+        followed = self.tree.followed(whole)
+        known = [] if followed.parent is None else self.tree.tokens(followed.parent)
+        return len(known) + len(await self._renderer.new_tokens(self.requests, self.tree, whole, followed))
+
     async def is_held(self) -> bool:
         """Return whether no other process may have taken the session up, while this one was stopped, say."""
         try:

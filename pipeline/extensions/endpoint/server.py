@@ -6,7 +6,8 @@ remembered as one.
 
     POST /v1/chat/completions  /v1/responses  /v1/messages      by the key as API key
     POST /s/KEY/v1/...         the same, by the key in the path
-    GET  /v1/models  /task     POST /reward  /end               in both ways, too
+    POST /v1/messages/count_tokens   GET /v1/models  /v1/models/policy        in both ways, too
+    GET  /task                       POST /reward  /end                       in both ways, too
     POST /sessions             an agent that runs elsewhere takes a sample
 """
 
@@ -27,6 +28,7 @@ import anyio
 import msgspec
 from msgspec import Meta
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -35,7 +37,7 @@ from starlette.routing import Route
 from lachesis.pipeline.bus.addresses import url_host
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
-from lachesis.pipeline.errors import AccessError, InfrastructureError, PromptTooLongError
+from lachesis.pipeline.errors import AccessError, InfrastructureError, NotFoundError, PromptTooLongError
 from lachesis.pipeline.extensions.endpoint.agent_session import AgentSession, SessionEndedError
 from lachesis.pipeline.extensions.endpoint.logic.call_tree import RecordedAnswer
 from lachesis.pipeline.extensions.endpoint.logic.conversation import ModelRequest
@@ -64,6 +66,7 @@ _CONTEXT_CODE = "context_length_exceeded"
 """By which clients of OpenAI recognize a conversation that they should shorten."""
 
 
+_MODEL = {"id": "policy", "object": "model", "created": 0, "owned_by": "lachesis"}
 _Component = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -177,12 +180,16 @@ class EndpointServer:
     def app(self) -> Starlette:
         """Return the application."""
         routes = [Route("/sessions", self._answering(self._start, openai_error), methods=["POST"])]
+        anthropic = DIALECTS["/v1/messages"]
+        count = self._answering(partial(self._count, anthropic), anthropic.error)
         for prefix in ("", "/s/{key}"):
+            routes.append(Route(f"{prefix}{anthropic.path}/count_tokens", count, methods=["POST"]))
             for path, dialect in DIALECTS.items():
                 handler = self._answering(partial(self._answer, dialect), dialect.error)
                 routes.append(Route(prefix + path, handler, methods=["POST"]))
             for path, method, handle in (
                 ("/v1/models", "GET", self._models),
+                ("/v1/models/{model}", "GET", self._model),
                 ("/task", "GET", self._task),
                 ("/reward", "POST", self._reward),
                 ("/end", "POST", self._end),
@@ -190,7 +197,7 @@ class EndpointServer:
                 routes.append(Route(prefix + path, self._answering(handle, openai_error), methods=[method]))
         hosts = () if self._host in LOOPBACK else None
         guard = Middleware(BrowserGuard, hosts=hosts, refuse=lambda why: _json(openai_error(403, why), 403))
-        return Starlette(routes=routes, middleware=[guard])
+        return Starlette(routes=routes, middleware=[guard], exception_handlers={404: _unserved, 405: _unserved})
 
     def _answering(
         self, handler: Callable[[Request], Awaitable[Any]], error: Callable[..., dict[str, Any]]
@@ -283,9 +290,21 @@ class EndpointServer:
             found.is_delivered = True
         return body
 
+    async def _count(self, dialect: Dialect, request: Request) -> Any:
+        live = self._session(request)
+        body = await body_of(request, dict[str, Any])
+        check_plain("the request", body)
+        return {"input_tokens": await live.recorded.prompt_tokens(dialect.read(body))}
+
     async def _models(self, request: Request) -> Any:
         self._session(request)
-        return {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "lachesis"}]}
+        return {"object": "list", "data": [_MODEL]}
+
+    async def _model(self, request: Request) -> Any:
+        self._session(request)
+        if (name := request.path_params["model"]) != _MODEL["id"]:
+            raise NotFoundError(f"there is no model {name!r:.80}; the model is {_MODEL['id']!r}")
+        return _MODEL
 
     async def _task(self, request: Request) -> Any:
         return self._session(request).task
@@ -414,6 +433,8 @@ def _status(error: LachesisError) -> tuple[int, str | None]:
     match error:
         case AccessError():
             return 401, None
+        case NotFoundError():
+            return 404, None
         case PromptTooLongError():
             return 400, _CONTEXT_CODE
         case SessionEndedError():
@@ -437,6 +458,16 @@ async def _stored(recorded: AgentSession) -> dict[str, Any]:
     if not stored.is_set():
         raise InfrastructureError("this reward is not stored yet; report it again")
     return {"recorded": True}
+
+
+async def _unserved(request: Request, error: Exception) -> Response:
+    """Answer a request for what is not served, in the form of the dialect that it most likely speaks."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
+    is_anthropic = "/v1/messages" in request.url.path or "anthropic-version" in request.headers
+    form = DIALECTS["/v1/messages"].error if is_anthropic else openai_error
+    served = ", ".join(DIALECTS)
+    text = f"{request.method} {request.url.path[-80:]} is not served here; the model answers POST {served}"
+    return _json(form(error.status_code, text), error.status_code, error.headers)
 
 
 def _digest(report: _Reward) -> bytes:

@@ -928,6 +928,36 @@ async def test_a_request_that_is_sent_again_by_a_client_that_has_hung_up_is_one_
     assert drafts[0].sessions[0].notes["calls"] == {"all": 2, "trained": 2}
 
 
+async def test_tokens_are_counted_without_an_answer_and_what_is_not_served_says_so_in_its_dialect(
+    tasks: str, tmp_path: Path
+) -> None:
+    token_file, inference = tmp_path / "token", FakeInference(lambda *_: "a")
+    env = agent(tasks, reward="program", token_file=str(token_file), hold_s=20.0)
+    async with httpx.AsyncClient(timeout=20) as http, env.running(), anyio.create_task_group() as group:
+        group.start_soon(collect_group, env, env.task(0), inference, 1, SAMPLING)
+        mine = LivingAgent(http)
+        url = env._server.url
+        await mine.start(url, token_file)
+        count = f"{url}/v1/messages/count_tokens"
+        refused = await http.post(count, json={"messages": mine.history, "unheard_of": 1}, headers=mine.key)
+        assert (refused.status_code, refused.json()["type"]) == (400, "error")
+        found = await http.post(count, json={"model": "m", "messages": mine.history}, headers=mine.key)
+        assert not inference.requests
+        await mine.ask(url)
+        assert found.json() == {"input_tokens": len(inference.requests[0][0])}
+        assert (await http.get(f"{url}/v1/models/policy", headers=mine.key)).json()["id"] == "policy"
+        for method, path, status, kind in (
+            ("GET", "/v1/models/other", 404, None),
+            ("POST", "/v1/completions", 404, None),
+            ("GET", "/v1/chat/completions", 405, None),
+            ("POST", "/v1/messages/batches", 404, "error"),
+        ):
+            answer = await http.request(method, url + path, headers=mine.key)
+            assert (answer.status_code, answer.json().get("type")) == (status, kind)
+            assert path[-9:] in answer.json()["error"]["message"] or "other" in answer.json()["error"]["message"]
+        await mine.report(url, 1.0)
+
+
 async def test_a_peer_that_is_stopped_or_new_hides_no_session_of_another_one(tasks: str, tmp_path: Path) -> None:
     """Both are listed before the one that has the session."""
     token_file = tmp_path / "token"

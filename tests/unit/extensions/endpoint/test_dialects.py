@@ -1,5 +1,6 @@
 """The three dialects: what they read, what they refuse by name, and answers that come back as they were sent."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -60,6 +61,8 @@ def answered(message: ChatMessage, *, finish_reason: str = "stop", stop: str | N
         (ANTHROPIC, "tool_choice", {"type": "any"}),
         (ANTHROPIC, "tool_choice", {"type": "tool"}),
         (ANTHROPIC, "container", "c"),
+        (CHAT, "stream_options", {"unheard_of": True}),
+        (RESPONSES, "include", ["unheard_of"]),
     ],
 )
 def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
@@ -90,6 +93,84 @@ def test_what_would_change_the_answer_and_is_not_served_is_refused_by_name(
 def test_content_that_the_model_cannot_read_is_refused(dialect: Any, more: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         dialect.read({**BODIES[dialect], **more})
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BLOCKS = [
+    {"type": "thinking", "thinking": "so", "signature": "x"},
+    {"type": "text", "text": "a"},
+    {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+]
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}], "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "a"},
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
+        (CHAT, {"messages": [*ASK, {"role": "assistant", "tool_calls": [CALLED]}]}),
+        (CHAT, {"tools": [{"type": "function", "function": FUNCTION}]}),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
+        (CHAT, {"stream_options": {"include_usage": True}}),
+        (RESPONSES, {"input": ITEMS}),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}),
+        (ANTHROPIC, {"system": [{"type": "text", "text": "a"}]}),
+        (ANTHROPIC, {"messages": [{"role": "assistant", "content": BLOCKS}]}),
+        (ANTHROPIC, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}]}),
+        (ANTHROPIC, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}),
+    ],
+)
+def test_an_unknown_field_at_any_depth_is_refused_by_name(dialect: Any, body: dict[str, Any]) -> None:
+    """Every object of a request is extended by one, but those that are the agent's own: schemas and arguments."""
+    whole = {**BODIES[dialect], **body}
+    dialect.read(whole)
+    places = list(objects(whole))
+    assert len(places) > 1
+    for place in places:
+        changed = msgspec.json.decode(msgspec.json.encode(whole))
+        at = changed
+        for step in place:
+            at = at[step]
+        at["unheard_of"] = 1
+        with pytest.raises(DataError, match="unheard_of"):
+            dialect.read(changed)
+
+
+def objects(value: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        yield place
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        is_own = name in {"parameters", "schema", "input_schema"} or (name == "input" and isinstance(inner, dict))
+        if isinstance(inner, dict | list) and not is_own:
+            yield from objects(inner, *place, name)
+
+
+def test_a_tool_that_failed_says_so_to_the_model() -> None:
+    result = {"type": "tool_result", "tool_use_id": "x", "content": "no such file", "is_error": True}
+    read = ANTHROPIC.read({**BODIES[ANTHROPIC], "messages": [{"role": "user", "content": [result]}]})
+    assert read.messages == [ChatMessage(role="tool", content="Error: no such file", tool_call_id="x")]
+    result["is_error"] = "yes"
+    with pytest.raises(DataError, match="is_error"):
+        ANTHROPIC.read({**BODIES[ANTHROPIC], "messages": [{"role": "user", "content": [result]}]})
+
+
+def test_logprobs_are_in_a_response_that_is_to_include_them() -> None:
+    asked = RESPONSES.read({**BODIES[RESPONSES], "include": ["message.output_text.logprobs"], "stream": True})
+    assert asked.logprobs
+    message = ChatMessage(role="assistant", content="a")
+    sample = AnswerSample(message=message, finish_reason="stop", tokens=1, logprobs=[("a", -0.5)])
+    answer = ModelAnswer(id="abc", created_s=1, samples=[sample], prompt_tokens=5)
+    expected = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
+    assert RESPONSES.answer(asked, answer)["output"][0]["content"][0]["logprobs"] == expected
+    deltas = [one.data for one in RESPONSES.events(asked, answer) if one.name == "response.output_text.delta"]
+    assert [delta["logprobs"] for delta in deltas if delta] == [expected]
+    plain = RESPONSES.answer(RESPONSES.read(BODIES[RESPONSES]), answer)
+    assert plain["output"][0]["content"][0]["logprobs"] == []
 
 
 def test_what_changes_nothing_is_accepted() -> None:

@@ -38,6 +38,17 @@ _TOOL = FieldRules(
     without_effect=frozenset({"cache_control", "eager_input_streaming", "strict"}),
     neutral={"defer_loading": (False,), "allowed_callers": (["direct"],), "input_examples": ([],)},
 )
+_BLOCKS = {
+    "thinking": FieldRules(frozenset({"type", "thinking"}), frozenset({"signature"})),
+    "text": FieldRules(frozenset({"type", "text"}), frozenset({"cache_control"}), {"citations": ([],)}),
+    "tool_use": FieldRules(
+        frozenset({"type", "id", "name", "input"}), frozenset({"cache_control"}), {"caller": ({"type": "direct"},)}
+    ),
+    "tool_result": FieldRules(frozenset({"type", "tool_use_id", "content", "is_error"}), frozenset({"cache_control"})),
+}
+_CHOICE = FieldRules(frozenset({"type", "name"}), frozenset({"disable_parallel_tool_use"}))
+_ERROR = "Error: "
+"""What the model reads before the result of a tool that says `is_error`: chat templates have no place for that."""
 _MARK = "lachesis"
 _KINDS = {
     400: "invalid_request_error",
@@ -130,8 +141,10 @@ def _messages(number: int, given: dict[str, Any]) -> list[ChatMessage]:
         if block.get("type") != "tool_result":
             texts.append(block)
             continue
+        _BLOCKS["tool_result"].check(block, f"{where}: tool_result.")
         result = block.get("content")
         text = "" if result is None else typed_texts(result, f"{where}: the result of a tool", ("text",))
+        text = _ERROR + text if typed(block, "is_error", bool, False) else text
         found.append(ChatMessage(role="tool", content=text, tool_call_id=str(block.get("tool_use_id"))))
     if texts or not found:
         found.append(ChatMessage(role="user", content=typed_texts(texts, f"{where}.content", ("text",))))
@@ -154,10 +167,12 @@ def _assistant(where: str, blocks: list[dict[str, Any]]) -> ChatMessage:
                     f"{where}.content has a block of type {kind!r:.60} there; an assistant's message is thinking, then "
                     "text, then calls of tools"
                 )
+        _BLOCKS[block["type"]].check(block, f"{where}: {block['type']}.")
     return ChatMessage(role="assistant", content=content, thinking=thinking, tool_calls=calls)
 
 
 def _forced(choice: dict[str, Any], tools: list[dict[str, Any]]) -> list[str]:
+    _CHOICE.check(choice, "tool_choice.")
     match choice:
         case {"type": "auto" | "none"}:
             return []

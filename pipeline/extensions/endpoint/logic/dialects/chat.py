@@ -51,6 +51,11 @@ _MESSAGE = FieldRules(
     without_effect=frozenset({"annotations"}),
     neutral={"audio": (), "function_call": (), "refusal": ("",)},
 )
+_TOOL = FieldRules(frozenset({"type", "function"}))
+_FUNCTION = FieldRules(frozenset({"name", "description", "parameters"}), frozenset({"strict"}))
+_CALL = FieldRules(frozenset({"id", "type", "function"}), frozenset({"index"}))
+_CALLED = FieldRules(frozenset({"name", "arguments"}))
+_STREAM = FieldRules(frozenset({"include_usage"}), frozenset({"include_obfuscation"}))
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = ("text", "refusal")
 
@@ -63,7 +68,8 @@ class OpenAiChat:
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         """See `Dialect`."""
         _REQUEST.check(body)
-        options = typed(body, "stream_options", dict, {})
+        options = typed(body, "stream_options", dict[str, Any], {})
+        _STREAM.check(options, "stream_options.")
         stop = body.get("stop")
         choice, given = body.get("tool_choice"), body.get("response_format")
         tools = [] if choice == "none" else _tools(typed(body, "tools", list[dict[str, Any]], []))
@@ -150,6 +156,8 @@ def _call(given: dict[str, Any], where: str) -> Any:
     function = given.get("function")
     if not isinstance(function, dict):
         raise DataError(f"{where} has a tool call of type {given.get('type')!r:.60}; functions alone are served")
+    _CALL.check(given, f"{where}.tool_calls: ")
+    _CALLED.check(function, f"{where}.tool_calls: function.")
     return tool_call(function.get("name"), function.get("arguments"), given.get("id"), where)
 
 
@@ -158,6 +166,8 @@ def _tools(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
             raise DataError(f"tools[{number}] is of type {tool.get('type')!r:.60}; functions alone are served")
+        _TOOL.check(tool, f"tools[{number}].")
+        _FUNCTION.check(function, f"tools[{number}].function.")
     return [{"type": "function", "function": {k: v for k, v in t["function"].items() if k != "strict"}} for t in given]
 
 

@@ -101,6 +101,13 @@ def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     return None if value is None else convert_plain(name, kind, value)
 
 
+_PART = FieldRules(frozenset({"type", "text"}), frozenset({"cache_control"}), {"citations": ([],)})
+_REFUSAL = FieldRules(frozenset({"type", "refusal", "text"}))
+_OUTPUT = FieldRules(frozenset({"type", "text"}), frozenset({"logprobs"}), {"annotations": ([],)})
+_PARTS = {"refusal": _REFUSAL, "output_text": _OUTPUT}
+_FORMAT = FieldRules(frozenset({"type", "schema", "json_schema"}), frozenset({"name", "description", "strict"}))
+
+
 def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:
     """Return a content, which is text or a list of parts of these types. Raises `DataError` for any other."""
     if isinstance(value, str):
@@ -113,6 +120,7 @@ def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:
         text = None if kind not in kinds else part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             raise DataError(f"{where} has a part of type {kind!r:.{_MAX_QUOTED}}; the model reads text alone")
+        _PARTS.get(str(kind), _PART).check(part, f"{where}: ")
         texts.append(text)
     return "".join(texts)
 
@@ -123,6 +131,7 @@ def json_format(where: str, given: Any, inner: str | None = None) -> dict[str, A
     `inner`: the field in which it has its schema. Raises `DataError` for any other format.
     """
     given = convert_plain(where, dict[str, Any], given)
+    _FORMAT.check(given, f"{where}.")
     match given.get("type"):
         case "text":
             return None
@@ -131,6 +140,7 @@ def json_format(where: str, given: Any, inner: str | None = None) -> dict[str, A
         case "json_schema":
             holder = given if inner is None else typed(given, inner, dict[str, Any], {})
             place = where if inner is None else f"{where}.{inner}"
+            _FORMAT.check(holder, f"{place}.")
             if not isinstance(schema := holder.get("schema"), dict):
                 raise DataError(f"{place}.schema is {schema!r:.{_MAX_QUOTED}}; it must be a JSON schema, an object")
             return schema

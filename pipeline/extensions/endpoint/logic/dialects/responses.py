@@ -29,10 +29,10 @@ __all__ = ["OpenAiResponses"]
 _REQUEST = FieldRules(
     read=frozenset({
         "input", "instructions", "model", "tools", "max_output_tokens", "temperature", "top_p", "stream",
-        "previous_response_id", "text", "tool_choice",
+        "previous_response_id", "text", "tool_choice", "include",
     }),
     without_effect=frozenset({
-        "include", "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
+        "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
     }),
     neutral={
@@ -48,6 +48,20 @@ _TOOL = FieldRules(
     without_effect=frozenset({"strict"}),
     neutral={"defer_loading": (False,), "allowed_callers": (["direct"],), "output_schema": ()},
 )
+_OF_ITEM = frozenset({"id", "status"})
+_ITEMS = {
+    "message": FieldRules(frozenset({"type", "role", "content"}), _OF_ITEM),
+    "reasoning": FieldRules(frozenset({"type", "content", "summary"}), _OF_ITEM, {"encrypted_content": ("",)}),
+    "function_call": FieldRules(frozenset({"type", "name", "arguments", "call_id"}), _OF_ITEM),
+    "function_call_output": FieldRules(frozenset({"type", "call_id", "output"}), _OF_ITEM),
+}
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset({
+    _LOGPROBS, "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
+    "file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+})  # fmt: skip
+"""What may be asked for beside the answer: logprobs; the rest is of what is not served, so that there is none of it."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("input_text", "output_text", "text", "refusal")
 _PREFIX = "resp_"
@@ -72,6 +86,9 @@ class OpenAiResponses:
         choice, text = body.get("tool_choice"), typed(body, "text", dict[str, Any], {})
         _TEXT.check(text, "text.")
         given = text.get("format")
+        include = typed(body, "include", list[str], [])
+        if unknown := set(include) - _INCLUDES:
+            raise DataError(f"include names {min(unknown)!r:.60}, which is not known here; leave it out")
         tools = [] if choice == "none" else tools
         previous = typed(body, "previous_response_id", str, "")
         return ModelRequest(
@@ -85,6 +102,7 @@ class OpenAiResponses:
             top_p=optional(body, "top_p", float),
             stream=typed(body, "stream", bool, False),
             follows=previous.removeprefix(_PREFIX) or None,
+            logprobs=_LOGPROBS in include,
         )
 
     def answer(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
@@ -100,7 +118,7 @@ class OpenAiResponses:
             "total_tokens": answer.prompt_tokens + answer.tokens,
         }
         return _head(request, answer, status) | {
-            "output": _output(answer, sample),
+            "output": _output(request, answer, sample),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": usage,
         }
@@ -131,8 +149,10 @@ class OpenAiResponses:
 
 
 def _item(number: int, item: dict[str, Any]) -> ChatMessage:
-    where = f"input[{number}]"
-    match item.get("type", "message"):
+    where, kind = f"input[{number}]", item.get("type", "message")
+    if isinstance(kind, str) and kind in _ITEMS:
+        _ITEMS[kind].check(item, f"{where}.")
+    match kind:
         case "message":
             role = _ROLES.get(str(item.get("role")))
             if role is None:
@@ -208,13 +228,21 @@ def _head(request: ModelRequest, answer: ModelAnswer, status: str) -> dict[str, 
     }
 
 
-def _output(answer: ModelAnswer, sample: AnswerSample) -> list[dict[str, Any]]:
+def _logprobs(sample: AnswerSample) -> list[dict[str, Any]]:
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in sample.logprobs
+    ]
+
+
+def _output(request: ModelRequest, answer: ModelAnswer, sample: AnswerSample) -> list[dict[str, Any]]:
     message, found = sample.message, list[dict[str, Any]]()
     if message.thinking:
         content = [{"type": "reasoning_text", "text": message.thinking}]
         found.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": content})
     if message.content or not (message.thinking or message.tool_calls):
-        text = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
+        logprobs = _logprobs(sample) if request.logprobs else []
+        text = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": logprobs}
         status = "incomplete" if sample.finish_reason == "length" else "completed"
         found.append(
             {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "status": status, "content": [text]}
@@ -245,9 +273,9 @@ def _pieces(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, A
             name = "output_text" if kind == "message" else "reasoning_text"
             (part,) = item["content"]
             at = place | {"content_index": 0}
-            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            more: dict[str, Any] = {"logprobs": part["logprobs"]} if kind == "message" else {}
             yield "response.output_item.added", {"output_index": index, "item": item | {"content": []}}
-            yield "response.content_part.added", at | {"part": part | {"text": ""}}
+            yield "response.content_part.added", at | {"part": part | {"text": ""} | ({"logprobs": []} if more else {})}
             yield f"response.{name}.delta", at | more | {"delta": part["text"]}
             yield f"response.{name}.done", at | more | {"text": part["text"]}
             yield "response.content_part.done", at | {"part": part}
