@@ -35,6 +35,7 @@ __all__ = [
     "IMPORT_LOCK",
     "argument_problem",
     "describe_ending",
+    "fork_reports",
     "forks_that_returned",
     "is_ending",
     "load_attribute",
@@ -196,6 +197,14 @@ def mark_own_process(name: str) -> None:
     _fork_reports = os.pipe()
     for end in _fork_reports:
         os.set_blocking(end, False)
+
+
+def fork_reports() -> int | None:
+    """Return the file descriptor that can be read once `forks_that_returned` has something to return.
+
+    None: this process is no service.
+    """
+    return None if _fork_reports is None else _fork_reports[0]
 
 
 def forks_that_returned() -> list[str]:

@@ -42,7 +42,7 @@ SPEAKS_AFTER_S: Final = 1.0
 LOOP_CURE: Final = "put `await anyio.to_thread.run_sync(...)` around what takes long there"
 _SPEAKS_OF_OTHERS_AFTER_S = 4.0
 """The same where only code of this project and of libraries is under way, which a busy machine makes slow."""
-_TICK_S = 0.25
+_TICK_S = 0.5
 _BEAT_S = 0.5
 _KEPT_S = 30.0
 """Seconds for which the connection is kept after a function has returned: slow ones come one after the other."""

@@ -26,12 +26,12 @@ def read_heartbeat(message: StoredMessage) -> Heartbeat:
     return beat
 
 
-async def listen_to_heartbeats(bus: Bus, run: str) -> AsyncGenerator[Heartbeat]:
-    """Yield the heartbeats of a run's services until cancelled.
+async def listen_to_heartbeats(bus: Bus, run: str, service: str = "*") -> AsyncGenerator[Heartbeat]:
+    """Yield the heartbeats of a run's services, or of one of them, until cancelled.
 
     Skips what is none: the next comes in a second.
     """
-    async with bus.listen(subjects.heartbeat(run)) as messages:
+    async with bus.listen(subjects.heartbeat(run, service)) as messages:
         async for message in messages:
             try:
                 yield read_heartbeat(message)

@@ -17,13 +17,14 @@ __all__ = ["refused_version", "republish_refused"]
 
 log = logging.getLogger("lachesis")
 
+_POLICY_SERVER = "inference-policy"
 _PAUSE_NS = 10 * 10**9
 """Between two publications: a server that refuses weights of a sound file refuses them again."""
 
 
 def refused_version(beat: Heartbeat) -> str | None:
     """Return the policy version that an inference server without any weights says it has refused. Pure."""
-    for one in beat.stage.notices if beat.service == "inference-policy" else ():
+    for one in beat.stage.notices if beat.service == _POLICY_SERVER else ():
         if one.key == REFUSED_POLICY and one.stops and one.version:
             return one.version
     return None
@@ -32,7 +33,7 @@ def refused_version(beat: Heartbeat) -> str | None:
 async def republish_refused(service: Service, publish_again: Callable[[str], Awaitable[None]]) -> None:
     """Call `publish_again` with the version that is refused, again and again. Runs until cancelled."""
     last_ns = 0
-    async with aclosing(listen_to_heartbeats(service.bus, service.run)) as beats:
+    async with aclosing(listen_to_heartbeats(service.bus, service.run, _POLICY_SERVER)) as beats:
         async for beat in beats:
             version = refused_version(beat)
             # by the server's clock: of another server whose clock is behind, the pause is over

@@ -13,12 +13,11 @@ from functools import cache
 import anyio
 
 from lachesis.pipeline.common.stop_signals import stop_signals
-from lachesis.pipeline.common.user_code import forks_that_returned, refuse_forked
+from lachesis.pipeline.common.user_code import fork_reports, forks_that_returned, refuse_forked
 from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["separate_forked_children", "tell_returned_forks"]
 
-_LOOK_S = 1.0
 _SAID_S = 60.0
 """Seconds for which a fork that came back is reported."""
 
@@ -50,8 +49,9 @@ def _separate() -> None:
 
 async def tell_returned_forks(service: Service) -> None:
     """Say by a notice which code forks the service and comes back. Runs until cancelled."""
-    total = 0
-    while True:
+    total, reports = 0, fork_reports()
+    while reports is not None:
+        await anyio.wait_readable(reports)
         if found := forks_that_returned():
             total += len(found)
             processes = "1 process" if total == 1 else f"{total} processes"
@@ -61,7 +61,6 @@ async def tell_returned_forks(service: Service) -> None:
                 mend="what is forked must end by os._exit; use subprocess or multiprocessing instead of os.fork",
                 for_s=_SAID_S,
             )
-        await anyio.sleep(_LOOK_S)
 
 
 def _end(_: object = None) -> None:

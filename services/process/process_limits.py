@@ -18,7 +18,7 @@ from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["FILES_CURE", "ReachedLimit", "has_all_files_open", "reached_limits", "report_limits"]
 
-_LOOK_S = 2.0
+_LOOK_S = 5.0
 _MUCH = 0.9
 _SPARE_BYTES = 64 << 20
 """Memory that a process can still ask for unless it is short of it; nothing is written there."""

@@ -84,14 +84,16 @@ class LogLimit:
     async def watch(self, report: Callable[[list[Notice]], None]) -> None:
         """Look at the logs again and again, and `report` those that are cut. Runs until cancelled."""
         while True:
-            files: list[tuple[str, Path]] = []
-            with suppress(OSError):  # no file descriptor is left to look into a folder
-                files.extend(self._files())
-            for name, file in files:
-                if await anyio.to_thread.run_sync(cut_log, file, self._limit_bytes):
-                    self._record(name, time.monotonic())
+            for name in await anyio.to_thread.run_sync(self._cut_all):
+                self._record(name, time.monotonic())
             report(self.notices(time.monotonic()))
             await anyio.sleep(_LOOK_S)
+
+    def _cut_all(self) -> list[str]:
+        """Cut what is too long, and return the names of the processes whose logs that were."""
+        with suppress(OSError):  # no file descriptor is left to look into a folder
+            return [name for name, file in self._files() if cut_log(file, self._limit_bytes)]
+        return []
 
     def _record(self, name: str, now_s: float) -> None:
         self._cut_s[name] = now_s

@@ -105,6 +105,8 @@ _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
 _LOOK_S = 1.0
+_SPOKE_S = 1.5
+"""A process that sent a heartbeat so recently, a little more than the time between two, runs."""
 _STACKS_S = 0.5
 """Seconds that a process that hangs has to write where it does."""
 _MARGIN_S = 4.0
@@ -546,8 +548,8 @@ class Supervisor:
                     continue
                 if not row.ready.is_set():
                     continue  # its first start, which `_ready` bounds
-                state = process_state(process.pid)
                 silent_s = self._notices.silent_for_s(process.pid, since_s=row.started_s)
+                state = _state_of(process.pid, silent_s)
                 ready_s = ready_within_s(self.config, [row.planned.service])
                 row.hung = why_hung(SilentProcess(silent_s, state, not row.up), self.config.services.silent_s, ready_s)
                 if row.hung:
@@ -638,12 +640,13 @@ class Supervisor:
             process = row.process
             pid = None if process is None or process.returncode is not None else process.pid
             ends = [at for at in row.ends_s if now_s - at <= _COUNTED_S]
+            silent_s = 0.0 if pid is None else self._notices.silent_for_s(pid, since_s=row.started_s)
             yield ProcessFact(
                 name=row.planned.name,
                 services=row.planned.speakers,
                 pid=pid,
                 started_s=row.started_s,
-                state="" if pid is None else process_state(pid),
+                state="" if pid is None else _state_of(pid, silent_s),
                 failing=row.failing or (row.last_end if ends and now_s - ends[-1] < _MIN_SHOWN_S else ""),
                 failing_since_s=ends[0] if ends else None,
                 ends=len(ends),
@@ -664,6 +667,11 @@ class Supervisor:
 def _works(beat: Heartbeat) -> bool:
     """Return whether a process that was started again works: it has results, or is ready if it makes none."""
     return beat.stage.emitted > 0 or (beat.stage.slots is None and beat.stage.state == "ok")
+
+
+def _state_of(pid: int, silent_s: float) -> str:
+    """Return the kernel's state of a process, which is known as long as it sends heartbeats: then it runs."""
+    return process_state(pid) if silent_s > _SPOKE_S else "R"
 
 
 def _send(process: SpawnedProcess | ServiceProcess | None, number: signal.Signals) -> None:

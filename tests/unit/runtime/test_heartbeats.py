@@ -1,7 +1,13 @@
+from contextlib import aclosing
+
+import anyio
+import anyio.lowlevel
 import pytest
 
 from lachesis.pipeline.bus.api import StoredMessage
-from lachesis.pipeline.runtime.heartbeats import read_heartbeat
+from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common.background_tasks import background
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats, read_heartbeat
 from lachesis.pipeline.runtime.service_metrics import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
@@ -26,3 +32,21 @@ def test_a_heartbeat_counts_on_the_subject_of_its_service_alone() -> None:
     for subject in ("rl.heartbeat.r.environment.1-a", "rl.heartbeat.other.health.1-a", "rl.heartbeat.r.health", "x"):
         with pytest.raises(SchemaError):
             read_heartbeat(StoredMessage("", subject, 0, encode(BEAT), 1))
+
+
+async def test_the_heartbeats_of_one_service_can_be_listened_to_alone() -> None:
+    bus = MemoryBus()
+    async with aclosing(listen_to_heartbeats(bus, "r", "health")) as beats, background() as tasks:
+        first: list[Heartbeat] = []
+
+        async def listen() -> None:
+            first.append(await anext(beats))
+
+        tasks.start_soon(listen)
+        with anyio.fail_after(30):
+            while not first:
+                for service in ("batcher", "health"):
+                    beat = BEAT.replace(service=service)
+                    await bus.broadcast(subjects.heartbeat("r", service, "1-a"), encode(beat))
+                await anyio.lowlevel.checkpoint()
+    assert [beat.service for beat in first] == ["health"]

@@ -1,5 +1,6 @@
 """A pool of processes that a user's code starts ends its workers, and not the service."""
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
+from lachesis.pipeline.common import user_code
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.runtime.service import Service
 from lachesis.services.process import forked_children
@@ -71,13 +73,16 @@ def test_code_that_forks_and_comes_back_is_told_to_the_service(forks: int, said:
 
 async def test_a_fork_that_came_back_is_a_notice_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(MemoryBus(), "environment", "r")
-    reports = iter([["its code"], [], ["its code", "rater a"]])
-    monkeypatch.setattr(forked_children, "forks_that_returned", lambda: next(reports, []))
-    monkeypatch.setattr(forked_children, "_LOOK_S", 0.0)
-    with anyio.fail_after(30):
+    reports, reporting = os.pipe()
+    os.set_blocking(reports, False)
+    monkeypatch.setattr(user_code, "_fork_reports", (reports, reporting))
+    with os.fdopen(reports), os.fdopen(reporting, "w") as forked, anyio.fail_after(30):
         async with background() as tasks:
             tasks.start_soon(forked_children.tell_returned_forks, service)
-            while "3 processes" not in service.vitals.problems.get("forked", ""):
-                await anyio.lowlevel.checkpoint()
+            for said, count in (("its code\n", "1 process"), ("its code\nrater a\n", "3 processes")):
+                forked.write(said)
+                forked.flush()
+                while count not in service.vitals.problems.get("forked", ""):
+                    await anyio.lowlevel.checkpoint()
     assert service.vitals.problems["forked"].startswith("rater a has forked 3 processes that came back")
     assert service.vitals.problem_details["forked"].until_s < float("inf")
