@@ -1,6 +1,6 @@
-"""Starts an agent's program, and ends with it all that it has started: `python program_launcher.py COMMAND...`.
+"""Starts an agent's program, and ends with it all that it has started.
 
-Standard input is a socket to the process that wants the program. When that process closes it, or is killed, the program
+Usage: `python program_launcher.py COMMAND...`. Standard input is a socket to the process that wants the program. When that process closes it, or is killed, the program
 is ended. Guarantees on Linux that when this process exits, nothing is left that the program has started, wherever it
 has gone: an orphan among its descendants becomes a child of this process (PR_SET_CHILD_SUBREAPER). Elsewhere only the
 program's process group is ended. On the socket it reports the program's exit status and the number of processes that
