@@ -1,10 +1,11 @@
 # ruff: noqa: INP001 - a script, no package
-"""Checks docstrings, comments and READMEs of the product; part of `make lint`.
+"""Checks docstrings, comments, messages and READMEs of the product; part of `make lint`.
 
     python .ci/prose.py
 
 Reports a name in backticks that occurs nowhere in the code, a file that a docstring or comment points to and that does
-not exist, "a" before a vowel, and words of the former dialect. Exit code 1 if anything is found.
+not exist, "a" before a vowel, and words of the former dialect, for which messages in the code are searched as well.
+Exit code 1 if anything is found.
 """
 
 import ast
@@ -43,8 +44,8 @@ PLACE = re.compile(
 """A file or folder of the tree, or the end of its path: two folders at least, or `.py`."""
 EXAMPLE_PLACES = frozenset({"path/to/file.py", "health/shop/truncated", "reward/shop/rater/format"})
 DIALECT = re.compile(
-    r"(?im)\b(?:told|whoever|whom|(?<!user )nobody|lest|anew|of\s+late|what\s+goes\s+in|what\s+comes\s+out"
-    r"|go(?:es)?\s+by)\b"
+    r"(?im)\b(?:told|asked|taught|judged|whoever|whom|(?<!user )nobody|lest|anew|of\s+late|the\s+past"
+    r"|what\s+goes\s+in|what\s+comes\s+out|go(?:es)?\s+by)\b"
     r"|\w's\s+alone\b|^[ \t]*(?:In|Out):(?=\s)"
 )
 """Words that make a reader stop: name the subject and use the usual word."""
@@ -59,6 +60,8 @@ class Text(NamedTuple):
     path: Path
     line: int
     text: str
+    is_message: bool = False
+    """Whether it is a text with a blank in it that the code uses: mostly one that people read."""
 
 
 def files(folders: tuple[str, ...]) -> Iterator[Path]:
@@ -72,14 +75,20 @@ def files(folders: tuple[str, ...]) -> Iterator[Path]:
 
 
 def split(path: Path) -> tuple[list[Text], set[str]]:
-    """Return docstrings and comments of a Python file, and the words of its code."""
+    """Return docstrings, comments and messages of a Python file, and the words of its code."""
     text = path.read_text()
     prose: list[Text] = []
     quoted: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            prose.append(Text(path, node.lineno, node.value.value))
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            continue
+        if node in docstrings:
+            prose.append(Text(path, node.lineno, node.value))
             quoted.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif " " in node.value:
+            prose.append(Text(path, node.lineno, node.value, is_message=True))
     words: set[str] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -124,7 +133,7 @@ def main() -> int:
 
 def faults_of(text: Text, words: set[str]) -> Iterator[tuple[Path, int, str]]:
     """Yield file, line and fault."""
-    if text.path.name not in FOREIGN_PAGES:
+    if text.path.name not in FOREIGN_PAGES and not text.is_message:
         for match in QUOTED.finditer(text.text):
             missing = [part for part in match[1].split(".") if not part.isdigit() and part and part not in words]
             if missing:
@@ -132,13 +141,13 @@ def faults_of(text: Text, words: set[str]) -> Iterator[tuple[Path, int, str]]:
     if text.path.name not in DIALECT_PAGES:
         for match in DIALECT.finditer(QUOTED.sub(blank, text.text)):
             yield text.path, line_of(text, match), f'"{" ".join(match[0].split())}": say it in plain English'
-    for match in ARTICLE.finditer(text.text):
+    for match in () if text.is_message else ARTICLE.finditer(text.text):
         yield text.path, line_of(text, match), f'"{match[0]}": an'
 
 
 def unknown_places(text: Text, places: set[str]) -> Iterator[tuple[Path, int, str]]:
     """Yield file, line and fault of each place that a docstring or comment names and the tree does not have."""
-    if text.path.suffix == ".py":
+    if text.path.suffix == ".py" and not text.is_message:
         for match in PLACE.finditer(text.text):
             if match[1] not in places:
                 yield text.path, line_of(text, match), f"{match[1]}: there is no such file or folder"

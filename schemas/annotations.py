@@ -432,7 +432,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
         if self.task_keys and len(self.task_keys) != len(self.tasks):
             raise SchemaError("task_keys: as many as tasks, or none")
         if any(good > all_ for good, all_ in zip(self.task_successes, self.task_judged, strict=True)):
-            raise SchemaError("task_successes: more than could be judged")
+            raise SchemaError("task_successes: more than could be scored")
         PolicyVersion.parse(self.policy_version)
 
 

@@ -50,7 +50,7 @@ async def _explain(link: "ServerLink", stream: str) -> str:
     if _is_leaderless(msg):
         return f"JetStream at {link.server_name} has no leader, so nothing can be stored or read{await _away(link)}"
     what = stream or "this"
-    return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
+    return f"JetStream answers at {link.server_name}, but not for {what}: it has no leader{await _away(link)}"
 
 
 async def _request_both(link: "ServerLink", stream: str) -> tuple[bytes | None, Msg | None]:

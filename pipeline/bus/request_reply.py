@@ -34,7 +34,7 @@ async def request(link: ServerLink, subject: str, data: bytes, timeout_s: float)
         if msg is None:
             raise InfrastructureError(f"no answer on {subject} within {timeout_s} s, or the connection was lost")
         if is_no_responder(msg) and _ERROR_CODE not in (msg.headers or {}):
-            raise UnservedError(f"nobody serves {subject}")
+            raise UnservedError(f"no process serves {subject}")
         code, text = (msg.headers or {}).get(_ERROR_CODE), (msg.headers or {}).get(_ERROR_TEXT, "")
         if code == _BAD_REQUEST:
             raise DataError(text)

@@ -188,9 +188,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         self._check_sampling()
         for name, env in self.evaluation.items():
             if env.is_foreign:
-                raise ConfigError(
-                    f"evaluation.{name}.kind is {env.kind}: held-out tasks must be asked by the run itself"
-                )
+                raise ConfigError(f"evaluation.{name}.kind is {env.kind}: the run itself must pose held-out tasks")
         for name, env in self.environments.items():
             self._check_shaping(name, env)
             kind = added("environments").get(env.kind)

@@ -242,7 +242,7 @@ class Dataset(Environment):
             against_it = f", {other} of them with another answer" if other else ""
             report.say(
                 f"{len(alike)} prompts differ from an earlier one in blanks, case or codes of characters alone"
-                f"{against_it}; both are asked, on the same side of the held-out split: {shown}"
+                f"{against_it}; both are tasks, on the same side of the held-out split: {shown}"
             )
         return kept
 

@@ -233,7 +233,7 @@ class InferenceRequests:
             found["gen_ai.usage.input_tokens"] = len(prompt_ids)
             found["gen_ai.usage.output_tokens"] = sum(len(sample.token_ids) for sample in generations)
         if len(generations) != n:
-            raise UnreadableAnswerError(f"the inference server answered {len(generations)} samples, asked for {n}")
+            raise UnreadableAnswerError(f"the inference server answered {len(generations)} samples, {n} were requested")
         return generations
 
     async def opened_by(self, prompt_ids: Sequence[int]) -> str:

@@ -102,7 +102,7 @@ def describe_change(before: PromptsRecord, now: PromptsRecord) -> str | None:
     if not found:
         return None
     return (
-        f"the same tasks are asked in another way than at the last start: {' and '.join(found)} changed. They keep "
+        f"the same tasks have other prompts than at the last start: {' and '.join(found)} changed. They keep "
         "what the curriculum learned of them, and earlier evaluations are of the former prompts"
     )
 

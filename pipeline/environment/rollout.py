@@ -386,7 +386,7 @@ def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, fl
             found[key] = None if value is None else finite_number(value)
         except ValueError as error:
             raise EnvironmentCodeError(
-                f"{name}: reward {key} is {error}; a reward is a finite number or None where nobody can tell, "
+                f"{name}: reward {key} is {error}; a reward is a finite number or None where that cannot be known, "
                 "or several of these by name"
             ) from error
     return found

@@ -433,7 +433,7 @@ class _Producer:
             self.service.set_problem(
                 f"{self.name} late groups",
                 None if late is None else f"environment {self.name}: {self.times.describe(late)}",
-                mend="see where its rollouts wait (py-spy shows the threads of its process); a kill has it begin anew",
+                mend="see where rollouts wait (py-spy shows the threads of its process); a kill makes it begin again",
                 held_up=["scorer", "trainer"],
                 stops=late is not None and late.are_all,
             )

@@ -203,7 +203,7 @@ async def _check_scores(env: Environment) -> str:
             except LachesisError as error:
                 raise _Failure(
                     f"the answer {answer!r:.60} to item {task.item!r}: {error}; reward() must return a finite number, "
-                    "None where nobody can tell, or these by name"
+                    "None where that cannot be known, or these by name"
                 ) from error
     values = [value for rewards in seen for value in rewards.values()]
     if not values:

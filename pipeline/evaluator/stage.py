@@ -250,7 +250,7 @@ class _Evaluator:
         if known:
             named = ", ".join(map(str, sorted(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
             text = f"environment {env}: {len(known)} held-out tasks leave no room for an answer in the context, so they"
-            self.service.set_problem(f"{env} too long", f"{text} are not judged: {named}")
+            self.service.set_problem(f"{env} too long", f"{text} are not evaluated: {named}")
 
     async def _measure(self, record: PolicyRecord, evaluated: EvaluatedEnv, items: int) -> EvalEvent:
         started_ns = time.time_ns()
@@ -271,7 +271,7 @@ class _Evaluator:
         )
         self.note_too_long(evaluated.name, result.too_long)
         if result.avg_at_k is None or result.pass_at_k is None:
-            raise DataError(f"environment {evaluated.name} judged none of {result.items} items")
+            raise DataError(f"environment {evaluated.name} scored none of {result.items} items")
         known = dict(zip(evaluated.tasks, evaluated.keys, strict=True))
         carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
         return EvalEvent(

@@ -17,7 +17,7 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enabled: bool = True
     """Whether the run has a health service. Default true."""
     window: Annotated[int, Meta(ge=16, le=4096)] = 64
-    """Groups of one environment that are judged together. A window in which the policy collapses ends early. Default
+    """Groups of one environment that are checked together. A window in which the policy collapses ends early. Default
     64."""
     act: Literal["warn", "quarantine", "halt"] = "halt"
     """The worst that a check may do by itself; warn: nothing but alerts. Default halt."""

@@ -46,11 +46,11 @@ _LOOK = "`lachesis health` names groups to look at"
 _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
 GATHER_S = 1.0
-"""How long what is to be judged may wait for more, seconds."""
+"""How long a window that can be checked may wait for more, seconds."""
 _PROBLEMS = 64
 """Problems of the ledger that are remembered."""
 _KINDS: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
-"""Events of an environment that are judged."""
+"""Events of an environment that checks read."""
 
 
 async def run_health(service: Service, settings: HealthSettings) -> None:
@@ -119,7 +119,7 @@ def _in_words(problems: Sequence[LedgerProblem]) -> str:
 
 
 class AlertWriter(StatefulStage[AlertEvent]):
-    """The single writer of one environment's alerts. The cursors follow the last window of a stream that was judged."""
+    """The single writer of one environment's alerts. The cursors follow a stream's last window that was checked."""
 
     name = "health"
     kind = "alert"

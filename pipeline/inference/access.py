@@ -27,7 +27,7 @@ _OPEN_PATHS = frozenset({"/health"})
 """Paths that need no key: a supervisor of the process has neither key nor token."""
 _NEEDS_TOKEN = "this may change the server's state, which processes of its run alone may do"  # noqa: S105 - a sentence
 _NEEDS_KEY = (
-    "this server answers nobody without its key; send it as `Authorization: Bearer KEY` (OpenAI's clients: api_key). "
+    "this server answers nothing without its key; send it as `Authorization: Bearer KEY` (OpenAI's clients: api_key). "
     "It is in the file that inference.ROLE.key_file (lachesis serve: --key-file) names, else in inference/ROLE.key "
     "of the run's folder"
 )

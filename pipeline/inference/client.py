@@ -228,7 +228,7 @@ class InferenceClient:
         params = msgspec.structs.replace(sampling or SamplingParams(), n=n, logprobs=0, prompt_logprobs=None)
         response = await self._generate(list(prompt_ids), params, "text")
         if len(response.choices) != n:
-            raise UnreadableAnswerError(f"{self.where} answered {len(response.choices)} samples, asked for {n}.")
+            raise UnreadableAnswerError(f"{self.where} answered {len(response.choices)} samples, {n} were requested.")
         choices = sorted(response.choices, key=lambda choice: choice.index)
         return [self._generation(choice, params.max_tokens) for choice in choices]
 
@@ -339,7 +339,7 @@ class InferenceClient:
             params = SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True)
             found = await self._generate(probe.ids[:1] if probe is not None else [0], params, "text", self._observing)
             if len(found.choices) != 1:
-                raise UnreadableAnswerError(f"{self.where} answered {len(found.choices)} samples, asked for 1.")
+                raise UnreadableAnswerError(f"{self.where} answered {len(found.choices)} samples, 1 was requested.")
             spans = self._generation(found.choices[0]).weight_versions
             held = spans[-1].version if spans else None
         return ObservedServer(
@@ -534,7 +534,7 @@ class InferenceClient:
         if not tokens and reason != "abort":
             raise UnreadableAnswerError(f"{self.where} sent a sample without a token ({choice.finish_reason!r:.40})")
         if max_tokens is not None and len(tokens) > max_tokens:
-            raise UnreadableAnswerError(f"{self.where} sent {len(tokens)} tokens of a sample, asked for {max_tokens}.")
+            raise UnreadableAnswerError(f"{self.where} sent {len(tokens)} tokens of a sample, not {max_tokens}.")
         self._check_ids("/inference/v1/generate", tokens)
         logprobs = np.array([entry.logprob for entry in content], np.float32)
         if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():

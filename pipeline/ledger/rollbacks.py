@@ -138,8 +138,8 @@ def describe_false_trims(record: Retention, limits: Mapping[str, int]) -> str | 
         for name, below in sorted(beyond.items())
     )
     return (
-        f"the key {keys.RETENTION!r} cannot be right: {named}. Losses below would pass for trimmed. Whoever has the "
-        "governor's or the operator's key can write there: if neither of them did, make new keys"
+        f"the key {keys.RETENTION!r} cannot be right: {named}. Losses below would pass for trimmed. Only the "
+        "governor and the operator have keys to write there: if neither of them did, make new keys"
     )
 
 

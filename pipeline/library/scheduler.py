@@ -133,7 +133,7 @@ class CurriculumScheduler:
         if state.get("items", self._items_key) != self._items_key:
             raise SettingsChangedError(
                 f"the curriculum learned of other items than these {len(self.items)}, or of these in another order: "
-                "give the items as they were, or begin anew"
+                "give the items as they were, or begin again"
             )
         rng = np.random.default_rng()
         try:

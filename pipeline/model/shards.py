@@ -37,7 +37,7 @@ def weight_file_names(folder: Path) -> list[str]:
         found = ", ".join(foreign)[:200] or "no file"
         raise ConfigError(
             f"{str(index)!r} names {found}; weights are read from *{_SUFFIX} files of its own folder alone. "
-            "Save the model anew with save_pretrained, or take it from a source that you trust"
+            "Save the model again with save_pretrained, or take it from a source that you trust"
         )
     return sorted(names)
 

@@ -158,7 +158,7 @@ def _find_on_hub(name: str) -> ModelSource:
     reasons = {
         "absent": f"{constants.ENDPOINT} has no model of that name",
         "refused": f"{constants.ENDPOINT} refuses it: accept its terms there, and set HF_TOKEN",
-        "unreachable": f"{constants.ENDPOINT} " + ("is not asked (HF_HUB_OFFLINE)" if offline else "cannot be reached"),
+        "unreachable": f"{constants.ENDPOINT} " + ("is not used (HF_HUB_OFFLINE)" if offline else "cannot be reached"),
     }
     raise ConfigError(f"there is no folder {name!r}, and {reasons[answer]}{_nearest(Path(name))}")
 

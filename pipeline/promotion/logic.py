@@ -65,7 +65,7 @@ def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotion
         return Promotions(run=run, promotions=[*known[:-1], msgspec.structs.replace(last, give_up=True)])
     if last is not None and last.first is None:
         raise ConfigError(
-            f"revision {last.revision!r} is being promoted, since {last.by} asked for it: wait for that, or see that "
+            f"revision {last.revision!r} is being promoted, as {last.by} requested: wait for that, or see that "
             "the batcher runs"
         )
     return Promotions(run=run, promotions=[*known, asked])

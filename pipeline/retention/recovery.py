@@ -142,7 +142,7 @@ async def _refuse_moved(bus: NatsBus, settings: RecoverySettings, plan: Recovery
     raise StartupError(
         f"another copy of {', '.join(moved)} led in the cluster than when this recovery was planned: they end at "
         f"sequence {', '.join(str(now[name].last) for name in moved)} now. Nothing was changed{changed}. Repeat "
-        f"`lachesis runs recover {plan.run}`, which looks at what is missing anew"
+        f"`lachesis runs recover {plan.run}`, which looks again at what is missing"
     )
 
 

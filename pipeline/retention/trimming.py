@@ -295,7 +295,7 @@ class HistoryTrimmer:
         if first is None and self._settings.retention.min_age_s:
             return f"what is left is younger than flow.retention.min_age_s: wait, or {budget}"
         if first is None:
-            return f"what is left is of other revisions: delete what nobody needs of them (`lachesis gc`), or {budget}"
+            return f"what is left is of other revisions: delete what is not needed of them (`lachesis gc`), or {budget}"
         self.metrics[f"flow/held_from/{stream}"] = first.seq
         most = [
             *list(holders.values())[:_MAX_NAMED_HOLDERS],

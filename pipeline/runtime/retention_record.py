@@ -104,6 +104,6 @@ def read_copy(folder: Path, run: str) -> Retention:
 def _cure(run: str) -> str:
     """Return what to do about a record that no build of the run's wrote, or that was damaged."""
     return (
-        f"stop the run, and let `lachesis runs recover {run}` write it anew from the run's folder and its other "
+        f"stop the run, and let `lachesis runs recover {run}` write it again from the run's folder and its other "
         "records. The keys of the governor and of the operator alone may write it: make new ones if neither of them did"
     )

@@ -27,7 +27,7 @@ MAX_STATE_BYTES = 256 << 20
 """Largest state at all; a stage holds it in memory as a whole."""
 RESTORE_HINT = (
     "`lachesis runs recover` makes the run go on with the state before it. Or restore its store from a backup, or set "
-    "`revision` to a new name: the services then start anew with what history is left"
+    "`revision` to a new name: the services then start over with what history is left"
 )
 """What to do about a state that cannot be used."""
 

@@ -53,7 +53,7 @@ class RowReport:
         examples = [text for _, some in self._left_out.values() for text in some]
         shown = "; ".join(text[:160] for text in examples[: _MAX_EXAMPLES + len(self._left_out) - 1])
         kinds = ", ".join(f"{number} x {kind}" for kind, (number, _) in self._left_out.items())
-        head = f"{self._where}: {count} of {rows} rows are left out, and neither asked nor judged: {kinds}"
+        head = f"{self._where}: {count} of {rows} rows are left out, and are no tasks: {kinds}"
         return [f"{head}. The first: {shown}", *self._said]
 
 

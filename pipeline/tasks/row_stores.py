@@ -155,7 +155,7 @@ class LineRows(_StoredRows):
         """Return the lines of these rows. Raises `ConfigError` if the file has changed."""
         if self._now() != self._stamp:
             raise ConfigError(
-                f"data set {self._path}: it was written to while it is in use; start again to read it anew"
+                f"data set {self._path}: it was written to while it is in use; start again to read it as it is now"
             )
         start = self._starts[first]
         return os.pread(self._file, self._starts[end - 1] + self._lengths[end - 1] - start, start)

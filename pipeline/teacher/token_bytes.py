@@ -37,7 +37,7 @@ def token_bytes(tokenizer: Any, name: str) -> dict[int, bytes]:
         found = {i: token.encode() for token, i in vocabulary.items()}
     else:
         raise ConfigError(
-            f"tokenizer {name}: its tokens cannot be told apart by bytes (decoder {', '.join(sorted(kinds))}); with "
+            f"tokenizer {name}: its tokens cannot be distinguished by bytes (decoder {', '.join(sorted(kinds))}); with "
             'teacher.tokenizers = "align" both must be byte-level, sentencepiece or plain text'
         )
     return found | {i: content.encode() for i, content in added.items()}

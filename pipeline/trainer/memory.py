@@ -52,7 +52,7 @@ class MemoryShortage(NamedTuple):
     def __str__(self) -> str:
         if self.requested is None:
             return self.text
-        asked = f"{self.requested:,} bytes were asked for"
+        asked = f"{self.requested:,} bytes were requested"
         if self.free is None:
             return f"{asked}, which there were not"
         if self.free >= self.requested:

@@ -18,7 +18,7 @@ def refuse_lost(feed: BatchFeed, folder: Path) -> None:
         raise CheckpointError(
             f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but there "
             f"is no checkpoint in {folder}: restore the folder; or, if no checkpoint is left anywhere, "
-            f"`lachesis runs recover {report.run} --from-first-model` has training begin anew"
+            f"`lachesis runs recover {report.run} --from-first-model` makes training begin again"
         )
 
 

@@ -97,7 +97,7 @@ class WeightsReceiver:
             base = steps[0][1].base
             if base is None:
                 raise
-            log.warning("%s; its base is fetched anew", error)  # it may have been damaged since it was checked
+            log.warning("%s; its base is fetched again", error)  # it may have been damaged since it was checked
             weights_path(self._folder, PolicyVersion.parse(base)).unlink(missing_ok=True)
             await self._make(await self._steps_to(seq, version))
 
@@ -181,7 +181,7 @@ def _check_payload(path: Path, head: WeightsHead) -> None:
         digest = hashlib.file_digest(file, "sha256").digest()
     if digest != head.sha256 or path.stat().st_size != head.size:
         path.unlink()
-        raise InfrastructureError(f"the chunks of policy {head.version} are not what was stored; they are fetched anew")
+        raise InfrastructureError(f"the chunks of policy {head.version} are not what was stored; fetching them again")
 
 
 def _write_version(payload: Path, head: WeightsHead, base: Path | None, target: Path, *, last: bool) -> None:

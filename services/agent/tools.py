@@ -392,7 +392,7 @@ def _models(models: Sequence[str] | None, server: str | None, own: str | None, k
         if not os.environ.get(_OPENROUTER_KEY):
             what = f"{', '.join(others)} are no folders of models here" if others else "the configuration has no model"
             raise StartupError(
-                f"{what}, and {_OPENROUTER_KEY} is not set, so OpenRouter cannot be asked: set it, give models as "
+                f"{what}, and {_OPENROUTER_KEY} is not set, so OpenRouter cannot be used: set it, give models as "
                 "folders, or name a server"
             )
         arguments += ["--server=openrouter", *(f"--model={model}" for model in others)]

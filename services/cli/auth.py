@@ -129,7 +129,7 @@ def _leaf_node(run: str, domain: str) -> str:
     return (
         f"in the server's configuration, besides: leafnodes {{ remotes: [ {{ url: ..., account: {account} }} ] }}, "
         "with address and credentials of an account that has JetStream on the server of the domain "
-        f"{domain!r}; leave that account to the run alone, since whoever is in it may write to all of its streams"
+        f"{domain!r}; leave that account to the run alone, since every user in it may write to all of its streams"
     )
 
 

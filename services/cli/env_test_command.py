@@ -92,7 +92,7 @@ def env_test(
     key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the server's key. OpenRouter: OPENROUTER_API_KEY.")
     ] = None,
-    role: Annotated[str, typer.Option(help="Which server of the run (--run) is asked.")] = "policy",
+    role: Annotated[str, typer.Option(help="Which server of the run (--run) answers.")] = "policy",
     steps: Annotated[int, typer.Option(min=1, help="Tasks.")] = 3,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each task.")] = 16,
     seed: Annotated[int, typer.Option(help="Draws the tasks.")] = 0,

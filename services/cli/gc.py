@@ -116,7 +116,7 @@ def collect_garbage(options: Options, wanted: GcLimits, *, yes: bool, as_json: b
     _print(found)
     if nothing:
         print(
-            "\nshown: all that nobody needs. Say what to keep with --older-than AGE, --keep-bytes SIZE, or name a "
+            "\nshown: all that is not needed. Say what to keep with --older-than AGE, --keep-bytes SIZE, or name a "
             "--revision or --trainer, and give --yes to delete",
             file=sys.stderr,
         )

@@ -183,7 +183,7 @@ async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
                 print(f"{name}: resumed; its checks start over")
             else:
                 done = False
-                print(f"{name}: asked; the health service did not answer in {wait_s:g} s, and heeds it once it runs")
+                print(f"{name}: requested; the health service did not answer in {wait_s:g} s, and does it once it runs")
     return done
 
 

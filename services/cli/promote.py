@@ -63,12 +63,12 @@ def promote(
     if as_json:
         print_json(found)
     elif found.first is not None:
-        print(f"revision {revision} scores rollouts from sequence {found.first} on; asked for by {found.by}")
+        print(f"revision {revision} scores rollouts from sequence {found.first} on; requested by {found.by}")
         if follows:
             print(f"its shadow, if it still runs, does the same work twice: lachesis shadow stop {revision}")
     if found.first is None:
         print(
-            f"asked for, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers "
+            f"requested, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers "
             "wait for it. Repeat the command to see the state",
             file=sys.stderr,
         )

@@ -29,7 +29,7 @@ def recover(
         bool,
         typer.Option(
             "--from-first-model",
-            help="No checkpoint is left anywhere: train anew, from the run's first model.",
+            help="No checkpoint is left anywhere: train again, from the run's first model.",
         ),
     ] = False,
     as_json: Json = False,
@@ -68,7 +68,7 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
         made = (
             f"  empty streams are made in place of {', '.join(plan.makes)}; then it is listed what was lost with them"
         )
-        return [*lines, f"{made}, and asked again"]
+        return [*lines, f"{made}, and requested again"]
     costs = [_loss(one.stream, one.first, one.last) for one in plan.losses]
     if (lost := sum(one.last + 1 - one.first for one in plan.losses if one.stream == ROLLOUTS)) > 0:
         costs.append(f"of these {lost} rollouts the ledger gives {plan.settled} their outcome, which stays; "
@@ -80,10 +80,10 @@ def describe_plan(plan: RecoveryPlan, *, begun: bool) -> list[str]:
         costs.append(f"rollouts from sequence {plan.rescore_from} on are scored again where no score is left")
     if plan.left_out:
         costs.append("what a service cannot use of its own state is passed over: it goes on with what it had before, "
-                     "and takes in once more what came since; if somebody forged it, make its key anew")  # fmt: skip
+                     "and reads again what came since; if somebody forged it, make a new key for it")  # fmt: skip
     if plan.keys:
         costs.append(f"what the keys {', '.join(sorted(plan.keys))} hold is put aside into the file of this recovery: "
-                     "their services begin anew there, held-out tasks and what was trimmed or lost before from the "
+                     "their services begin again there, held-out tasks and what was trimmed or lost before from the "
                      "copies in the run's folder")  # fmt: skip
     change = plan.checkpoint
     if change is not None:

@@ -93,7 +93,7 @@ def _places(summary: DemoSummary) -> Iterator[str]:
 def _verdict(summary: DemoSummary) -> str:
     gate = summary.gate
     if gate.passed is None:
-        return "no gate was asked for" if summary.ok else f"FAILED: {summary.reason or summary.state}"
+        return "no gate was required" if summary.ok else f"FAILED: {summary.reason or summary.state}"
     needed = f"{gate.required:.0f} points are required"
     if gate.gain is None:
         return f"FAILED: the held-out pass rate was not measured before and after ({_why(summary, gate)}); {needed}"

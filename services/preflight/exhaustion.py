@@ -109,7 +109,7 @@ def _room_mend(kind: str) -> str:
             "raise streams.calls_bytes and run lachesis init, lower environments.*.concurrency, or set "
             'environments.NAME.record = "never"'
         )
-    trim = "`lachesis gc --keep-bytes SIZE --yes` deletes what nobody needs" + (
+    trim = "`lachesis gc --keep-bytes SIZE --yes` deletes what is not needed" + (
         " (the ledger with --ledger)" if kind == LEDGER else ""
     )
     return (

@@ -246,7 +246,7 @@ def _mode(path: Path) -> DoctorFinding:
         return fail("secrets", f"others can read {path} (mode {mode:04o})", f"chmod 600 {path}")
     if not os.access(path, os.R_OK):
         return fail("secrets", f"{path} cannot be read by this user", f"chown it, or run as the owner of {path}")
-    return ok("secrets", f"{path} is this user's alone")
+    return ok("secrets", f"{path} can be read by this user only")
 
 
 def _lent_by_group(found: os.stat_result) -> bool:

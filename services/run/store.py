@@ -205,7 +205,7 @@ def ways_out(run: str, *, is_partial: bool = False) -> str:
     return (
         f"Put the store back (the disk, the server's own folder, a backup); {go_on}or begin another run (--run NAME, "
         f"its `model` may be a checkpoint of this one); or give this one up: `lachesis runs delete {run}` deletes what "
-        "is left of it, its checkpoints too, and then `lachesis up` begins anew"
+        "is left of it, its checkpoints too, and then `lachesis up` begins again"
     )
 
 

@@ -219,7 +219,7 @@ class RunLease:
             return None if entry is None else decode(SupervisorLease, entry.value)
         except SchemaError as error:
             raise StartupError(
-                f"the lease of run {self._mine.run} cannot be read ({error}): if nobody runs it, delete the key "
+                f"the lease of run {self._mine.run} cannot be read ({error}): if no machine runs it, delete the key "
                 f"{keys.SUPERVISOR} of the bucket {subjects.bucket_name(self._mine.run)}"
             ) from error
 

@@ -35,8 +35,8 @@ _MAX_CODE_FAILURES = 3
 """Lives in a row in which an environment's own code failed every group, after which the run ends: code does not change
 by itself, and each of them costs what was generated for it."""
 _MAX_LOST_HISTORY = 3
-"""Lives in a row that found history lost, after which the run ends: each has waited until a leader could speak of the
-past no longer, and `lachesis runs recover` needs the run to be over."""
+"""Lives in a row that found history lost, after which the run ends: each has waited until no leader could give
+old answers any more, and `lachesis runs recover` needs the run to be over."""
 _MAX_UNREADY = 2
 """Lives in a row of a process that never became ready and says why, after which the run ends: it will say it again."""
 _CRASHES = {

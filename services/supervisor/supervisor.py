@@ -343,7 +343,7 @@ class Supervisor:
         await refuse_writers_beside(bus, self.config, services, replaces=ours)
 
     async def _tell_promoted(self, bus: Bus) -> None:
-        """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
+        """Say that another revision than this configuration's scores rollouts, where the run was switched."""
         async for attempt in retry_outages("read the promotions", WaitLog()):
             with attempt:
                 promotions, _ = await read_promotions(bus, self.config.run, self.config.revision)

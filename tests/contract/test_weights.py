@@ -97,7 +97,7 @@ async def test_what_lies_damaged_of_a_download_is_thrown_away(bus, tmp_path):
         await receiver.path_of(record[0])
     (partial,) = tmp_path.glob(".*partial")
     partial.write_bytes(bytes(len(partial.read_bytes())))
-    with pytest.raises(InfrastructureError, match="anew"):
+    with pytest.raises(InfrastructureError, match="fetching them again"):
         await receiver.path_of(record[0])
     await check(receiver, *record)
 

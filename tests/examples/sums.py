@@ -1,4 +1,4 @@
-"""Single-turn: adding two numbers, judged by the environment itself."""
+"""Single-turn: adding two numbers, scored by the environment itself."""
 
 from lachesis import Environment, Session, Task
 

@@ -143,6 +143,6 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
         assert (code, "not checked yet" in said) == (1, True)
 
     code, said, _ = await world.lachesis("resume", "words", "--wait", "0.2")
-    assert (code, "heeds it once it runs" in said) == (1, True)
+    assert (code, "does it once it runs" in said) == (1, True)
     code, _, error = await world.lachesis("resume", "word")
     assert (code != 0, "there is no environment 'word'" in error) == (True, True)

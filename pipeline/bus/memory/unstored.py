@@ -45,7 +45,7 @@ class UnstoredMessages:
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         services = [one for pattern, some in self._services.items() if matches(pattern, subject) for one in some]
         if not services:
-            raise UnservedError(f"nobody serves {subject}")
+            raise UnservedError(f"no process serves {subject}")
         question = _MemoryRequest(data)
         services[0].questions.append(question)
         services[0].arrived.set()

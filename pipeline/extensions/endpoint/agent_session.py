@@ -208,7 +208,7 @@ class AgentSession:
         self.ended.set()
 
     def fill(self, trained: Trained = "all") -> None:
-        """Give the session the sequences of its calls, or the longest alone; that is the one which is judged.
+        """Give the session the sequences of its calls, or the longest alone; that is the one which is scored.
 
         Raises `EnvironmentCodeError` if no answer arrived at the agent that can be trained on, and `NotResumableError`
         if it did not repeat what it had requested before a kill, and such samples are given up.

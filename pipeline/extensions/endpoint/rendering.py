@@ -106,7 +106,7 @@ async def following_tokens(
     if not end or whole[:end] != before[:end]:
         raise ConfigError(
             "the chat template renders an answer with calls of tools otherwise once messages follow it, so the tokens "
-            "after it cannot be told; give the model a template that keeps what it has rendered"
+            "after it are not known; give the model a template that keeps what it has rendered"
         )
     return whole[end:]
 

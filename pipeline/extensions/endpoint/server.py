@@ -318,7 +318,7 @@ class EndpointServer:
         live = self._session(request)
         given = await body_of(request, _Reward)
         if not live.takes_rewards:
-            raise DataError('this sample is judged by raters; reward = "program" in its environment takes this one')
+            raise DataError('raters score this sample; reward = "program" in its environment takes this one')
         rewards = given.rewards if given.reward is msgspec.UNSET else {live.reward_name: given.reward}
         live.recorded.report(rewards, given.turns)
         live.reported = _digest(given)

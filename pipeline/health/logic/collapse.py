@@ -92,7 +92,7 @@ class CollapseCheck(Check):
     def _compare_with_start(self, spans: Sequence[_Span]) -> CheckResult:
         start, now = self._start, spans[-1]
         if start is None or now is start:
-            return CheckResult("idle", reason=f"the first {SPAN_GROUPS} groups are what later ones are judged by")
+            return CheckResult("idle", reason=f"the first {SPAN_GROUPS} groups are what later ones are compared with")
         fall = _entropy_fall(start, spans)
         if fall is not None:
             return fall

@@ -12,7 +12,7 @@ class HeldOutCheck:
     """Warns while the newest held-out rate lies below the first by more than 3 standard errors of the difference, or
     below the best by more than 4. The value is by how much it lies below.
 
-    Unlike other checks it judges evaluations, each when it comes. `judged_ns` is when the newest one judged had ended.
+    Unlike other checks it judges evaluations, each when it comes. `judged_ns` is when the newest of them had ended.
     """
 
     name = "held_out"
@@ -22,7 +22,7 @@ class HeldOutCheck:
         self._evaluations = EvaluationHistory.of()
 
     def remember(self, event: EvalEvent) -> None:
-        """Take in an evaluation that was judged before."""
+        """Take in an evaluation that was checked before."""
         self._evaluations.record(event)
 
     def evaluate(self, event: EvalEvent) -> CheckResult | None:

@@ -52,7 +52,7 @@ class LengthHacking(Check):
     lower than in the first two windows by as much it informs: shorter answers are paid more than they were. It warns
     while mean lengths fall.
 
-    Eight groups in which both differ are enough, so the first window is judged.
+    Eight groups in which both differ are enough, so the first window is checked.
     """
 
     name = "length_hacking"

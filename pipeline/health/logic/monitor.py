@@ -53,7 +53,7 @@ SUSTAINED_WINDOWS = 3
 """Windows in a row after which a warning that can grow becomes a quarantine, and a quarantine a halt: nothing of what
 is generated then is trained."""
 _BATCHES = 8
-"""Batches judged together."""
+"""Batches that are checked together."""
 _EARLIER_WINDOWS = 4
 """Windows of groups that the next one is compared with; more where that many hold fewer than `_EARLIER_GROUPS`."""
 _EARLIER_GROUPS = 128
@@ -208,7 +208,7 @@ class EnvMonitor:
     # results
 
     def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
-        """Judge an evaluation; nothing comes of one that was judged before.
+        """Check an evaluation; nothing comes of one that was checked before.
 
         The standing stays: only windows of groups and batches change that.
         """
@@ -219,12 +219,12 @@ class EnvMonitor:
 
     @property
     def window_full(self) -> bool:
-        """Whether a window of groups is to be judged: it has as many as configured, or shows a collapse."""
+        """Whether a window of groups is to be checked: it has as many as configured, or shows a collapse."""
         return self._open.groups >= self._config.window or any(check.ends_early(self._open) for check in self._checks)
 
     @property
     def batches_full(self) -> bool:
-        """Whether batches are to be judged: eight are in, or the trainer reports too large a step."""
+        """Whether batches are to be checked: eight are in, or the trainer reports too large a step."""
         seen = self._batches_seen
         if seen and self._step_size.ends_early and StepSizeCheck.name not in self._config.off:
             return True

@@ -59,7 +59,7 @@ class OutlyingGroups(Check):
             evidence = (self._evidence.get(name, 0.0) + 1) * math.exp(min(log, 20.0))
             self._evidence[name] = min(_MAX_EVIDENCE, evidence)
         if not far:
-            return CheckResult("idle", reason="the first windows are what later ones are judged by")
+            return CheckResult("idle", reason="the first windows are what later ones are compared with")
         value, threshold = math.log10(max(1.0, fmean(self._evidence.values()))), math.log10(_FALSE_ALARM_WINDOWS)
         if value <= threshold:
             return CheckResult("ok", value, threshold)

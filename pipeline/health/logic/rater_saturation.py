@@ -30,7 +30,7 @@ class RaterSaturation(Check):
             return CheckResult("idle", reason="fewer than two raters")
         if len(self._start) < START_WINDOWS:
             self._start.append(shares)
-            return CheckResult("idle", reason="the first windows are what later ones are judged by")
+            return CheckResult("idle", reason="the first windows are what later ones are compared with")
         usual = {name: mean(start.get(name) for start in self._start) for name in shares}
         worst = max(shares, key=lambda name: shares[name])
         alone = all(share < 0.5 for name, share in shares.items() if name != worst)

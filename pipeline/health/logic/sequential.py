@@ -20,7 +20,7 @@ from lachesis.pipeline.health.logic.drift import BLOCK
 __all__ = ["REFERENCE_GROUPS", "SlowDrift", "StepChange"]
 
 REFERENCE_GROUPS = 64
-"""Groups that ranks are first taken among: the first block after them is judged."""
+"""Groups that ranks are first taken among: the first block after them is checked."""
 _EDGES = 16
 """Order statistics of the first groups that split the line into cells. An edge is a cell of its own."""
 _MAX_DEVIATIONS = 2.5
@@ -91,7 +91,7 @@ class _Sequential(Check):
             if self._moved(value):
                 reason = f"scores {self.verb} {'up' if self._up > self._down else 'down'}"
                 alarm = CheckResult("inform", max(self._up, self._down), self.limit, reason, window.newest)
-                self._begin()  # what comes after is judged by what it is like now
+                self._begin()  # what comes after is compared with what it is like now
         if alarm is not None:
             return alarm
         if not self._judged:

@@ -71,7 +71,7 @@ class StaleLengths:
     nothing.
 
     > .65 warns where chance is ruled out (z > 3.3) and 8 groups or more were dropped: long answers are sorted out, and
-    the policy learns from short ones. It is judged with the staleness.
+    the policy learns from short ones. It is checked with the staleness.
     """
 
     name = "stale_lengths"

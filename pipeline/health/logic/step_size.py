@@ -22,7 +22,7 @@ _MEND = "lower training.learner.learning_rate, or raise warmup_steps"
 
 
 class StepSizeCheck:
-    """How far the trainer's steps move the policy, as it reports it with a checkpoint; judged with the staleness.
+    """How far the trainer's steps move the policy, as it reports it with a checkpoint; checked with the staleness.
 
     A step that moved the policy by more KL than the run allows (`training.learner.max_step_kl`, .1 nats a token unless
     set) informs; more than twice as much, or another such step within 8, warns. The first step of AdamW without warm-up

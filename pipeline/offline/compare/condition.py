@@ -42,7 +42,7 @@ class Condition:
         value = metrics[self.metric]
         if value is None:
             return (
-                f"{self.metric} is undefined here, so nobody can say whether {self.metric} {self.sign} {self.number:g}"
+                f"{self.metric} is undefined here, so it is not known whether {self.metric} {self.sign} {self.number:g}"
             )
         if _OPERATORS[self.sign](value, self.number):
             return f"{self.metric} is {value:.6g}, and {self.metric} {self.sign} {self.number:g} was to fail"

@@ -105,7 +105,7 @@ async def open_offline_ledger(
     if revision is None:
         raise ConfigError(
             f"revision {request.revision!r} is the live one, which the run itself trains on; `lachesis replay` scores "
-            "the past under a name of its own, with the same settings if you like"
+            "its history under a name of its own, with the same settings if you like"
         )
     asked = await _define(bus, config, request, revision)
     stored = await read_offline_trainer(bus, run, trainer)

@@ -96,7 +96,7 @@ class RoutedExperts(ModelInput):
             missed = sorted(set(range(self._layers)) - self._replayed)
             raise ConfigError(
                 f"routed_experts: the routers of layers {missed[:8]} do not pick their experts by torch.topk, so they "
-                "cannot be told which to take; leave routed_experts out of training.inputs"
+                "cannot be made to use given ones; leave routed_experts out of training.inputs"
             )
 
     def in_one_row(self, prepared_B: Sequence[NDArray[Any] | None], lengths: Sequence[int]) -> NDArray[Any]:

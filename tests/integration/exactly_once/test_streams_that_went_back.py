@@ -591,7 +591,7 @@ async def test_a_record_of_what_was_trimmed_that_cannot_be_read_is_mended_by_wha
         marks = await MarkWriter.open(bus, RUN, copies.folder)
         await marks.write(None, now=True)
         await bus.put(keys.RETENTION, record)
-        with pytest.raises(SchemaError, match=f"let `lachesis runs recover {RUN}` write it anew"):
+        with pytest.raises(SchemaError, match=f"let `lachesis runs recover {RUN}` write it again"):
             await read_record(bus, RUN)
         await recover(bus, config, "record")
         assert (await read_record(bus, RUN)).trimmed[ROLLOUTS] == 4

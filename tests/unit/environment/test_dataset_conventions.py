@@ -432,7 +432,7 @@ def test_rows_that_cannot_be_asked_or_judged_are_left_out_and_told(tmp_path: Pat
     env = made(tmp_path, rows)
     assert len(env) == 2
     (text,) = env.doubts
-    assert "8 of 10 rows are left out, and neither asked nor judged" in text
+    assert "8 of 10 rows are left out, and are no tasks" in text
     assert "row 3: its answer is None" in text
 
 

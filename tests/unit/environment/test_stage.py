@@ -492,7 +492,7 @@ async def test_a_server_that_no_longer_takes_the_key_ends_the_environment_at_onc
     def reply(prompt, call):
         nonlocal calls
         calls += 1
-        raise AccessError("401: this server answers nobody without its key")
+        raise AccessError("401: this server answers no request without its key")
 
     inference.reply = reply
     with anyio.fail_after(10), pytest.raises(ExceptionGroup) as ended:

@@ -273,7 +273,7 @@ def choice(**changes):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ([], "0 samples, asked for 1"),
+        ([], "0 samples, 1 were requested"),
         ([choice(token_ids=None)], "left out"),
         ([choice(logprobs=None)], "left out"),
         ([choice(logprobs={"content": [{"token": "a", "logprob": -1.0}]})], "1 logprobs"),

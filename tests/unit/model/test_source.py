@@ -122,7 +122,7 @@ def test_what_the_hub_says_is_told_and_a_cached_model_needs_no_hub(
 def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.delattr(source, "check_hub")
-    with pytest.raises(ConfigError, match=r"is not asked \(HF_HUB_OFFLINE\)"):
+    with pytest.raises(ConfigError, match=r"is not used \(HF_HUB_OFFLINE\)"):
         find_model("org/model")
 
 

@@ -46,9 +46,7 @@ class CurriculumWeights:
                     log.warning("a snapshot of the curriculum cannot be read: %s", error)
                     continue
                 if snapshot.names is None:
-                    log.warning(
-                        "snapshot %s of %s names no items, so nobody elsewhere can draw by it", snapshot.id, env
-                    )
+                    log.warning("snapshot %s of %s names no items, so no client can draw by it", snapshot.id, env)
                     continue
                 self._snapshots[env] = snapshot
                 self._bodies.pop(env, None)

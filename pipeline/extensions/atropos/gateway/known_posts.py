@@ -54,7 +54,7 @@ class KnownPosts:
             self._known = OrderedDict.fromkeys(digests[at : at + DIGEST_BYTES] for at in starts)
             self._seq, self._stored_ns = saved.seq, saved.stored_ns
         elif saved.seq:
-            log.warning("ROLLOUTS is not what it was when the gateway last noted which posts it holds: reading it anew")
+            log.warning("ROLLOUTS is not what it was when the gateway last noted its posts: reading it again")
         self._saved_seq = self._seq
         try:
             await self._read(follow=False)

@@ -167,7 +167,7 @@ class InjectedActions:
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
     ) -> list[GeneratedSample]:
         if self.asked.is_set() or n != 1:
-            raise DataError("the rollout asked for several answers at once; an episode of steps has one at a time")
+            raise DataError("the rollout requested several answers at once; an episode of steps has one at a time")
         self.prompt_ids = list(prompt_ids)
         self.sampling = sampling or SamplingParams()
         self._answer = asyncio.get_running_loop().create_future()

@@ -112,7 +112,7 @@ class StepEnv:
             self._closing = weakref.finalize(self, self._loop.close)
         self._rollout = self._loop.start(self._play(self._session))
         if self._run_to_boundary():
-            raise DataError(f"{type(self.environment).__name__}: the rollout ended before it asked for an answer")
+            raise DataError(f"{type(self.environment).__name__}: the rollout ended before it requested an answer")
         return self._observe(self._session), self._info(self._session, self._actions)
 
     def step(self, action: Action) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -187,7 +187,7 @@ class CallTree:
         """Return the paths to answers that the agent got which are trained; empty if no free answer arrived.
 
         Of each path, at least one answer that no later path has is free: constrained ones are not trained. The last
-        path, which is judged, is that with the most sampled tokens of free answers, of several the newest.
+        path, which is scored, is that with the most sampled tokens of free answers, of several the newest.
         """
         found = list(self.paths())
         sizes = [(sum(len(call.sampled.token_ids) for call in _free(path)), path[-1].index) for path in found]

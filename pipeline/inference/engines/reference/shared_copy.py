@@ -51,7 +51,7 @@ class SharedCopy:
                 for device in {tensor.device for tensor in copied.values()}:
                     torch.cuda.synchronize(device)  # what was only queued reads the weights after this
                 if not reader.is_alive():
-                    raise DataError(f"the trainer of {where} has ended; its next start shares its weights anew.")
+                    raise DataError(f"the trainer of {where} has ended; its next start shares its weights again.")
         check_coverage(copied, self._expected, where)
         self._reader = reader
         return CheckedTensors(copied)

@@ -1,4 +1,4 @@
-"""Finds whether an interpreter has vLLM: it is asked for its version, and vLLM is not imported."""
+"""Finds whether an interpreter has vLLM: it looks up the version, and does not import vLLM."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 try:
     found = version("vllm")
-except PackageNotFoundError:  # builds for a CPU go by another name
+except PackageNotFoundError:  # builds for a CPU have another name
     found = version(packages_distributions().get("vllm", ["vllm"])[0])
 print(found, *(name for name in {_BESIDE_VLLM} if find_spec(name) is None))
 """

@@ -192,7 +192,7 @@ def _guarded(compute: Callable[..., Any]) -> Callable[..., Any]:
         reader = _served.reader
         with reader.reading() as (changes, version):
             if not reader.is_alive():
-                _die("the trainer whose memory the weights are in has ended: its next start shares them anew")
+                _die("the trainer whose memory the weights are in has ended: its next start shares them again")
             if changes != _served.changes:
                 now = version or "in between two versions"
                 _die(

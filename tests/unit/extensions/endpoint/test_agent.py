@@ -559,7 +559,7 @@ async def test_a_function_is_an_agent_and_what_it_returns_is_the_reward(
         ("text", {}, "returned 'seven': a reward is a finite number"),
         ("broken", {}, "status 1(.|\\n)*so far(.|\\n)*functions.py(.|\\n)*KeyError: 'colour'"),
         ("missing", {}, "has no function 'missing'"),
-        ("one", {"reward": "raters"}, "the reward is refused(.|\\n)*judged by raters"),
+        ("one", {"reward": "raters"}, "the reward is refused(.|\\n)*raters score this sample"),
     ],
 )
 async def test_a_function_that_goes_wrong_costs_its_sample_and_is_named(

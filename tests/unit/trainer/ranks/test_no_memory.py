@@ -14,7 +14,7 @@ from lachesis.pipeline.trainer.ranks.collectives import Ranks
 from lachesis.pipeline.trainer.ranks.leader import EXIT_NO_MEMORY, Leader
 from lachesis.pipeline.trainer.ranks.messages import Fetched, NoMemory, TrainNext
 
-TEXT = "an optimizer step does not fit into memory: 8 bytes were asked for"
+TEXT = "an optimizer step does not fit into memory: 8 bytes were requested"
 
 
 class EndedError(Exception):
