@@ -5,7 +5,7 @@ another store, has another time. The key `store` holds those times, so a missing
 holds them too (`services.run.store`), so that a missing store is noticed as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import anyio
@@ -41,10 +41,10 @@ _MEND = (
 _NEVER_EMPTY = (BUCKET, LEDGER)
 
 
-async def find_streams(bus: Bus) -> dict[str, StreamUsage]:
-    """Return by kind the streams of the run that exist, the bucket among them."""
+async def find_streams(bus: Bus, kinds: Iterable[str] = (BUCKET, *STREAMS)) -> dict[str, StreamUsage]:
+    """Return by kind those streams of the run that exist. Default: of all, the bucket among them."""
     found = {}
-    for kind in (BUCKET, *STREAMS):
+    for kind in kinds:
         with suppress(NotFoundError):
             found[kind] = await bus.usage(kind)
     return found

@@ -267,8 +267,12 @@ async def _serve(
     """Run all services; the first that fails ends the others, whose work is done again."""
     place = WriterPlace.current(config.path, supervised=role.supervised)
     codes: list[int] = []
+    clock = hosted[0].tracing.clock
+    for one in hosted:
+        one.tracing.clock = clock  # a process is on one machine, and measures its clock once
     async with background() as tasks:
         tasks.start_soon(flush_output)
+        tasks.start_soon(follow_clock, buses[0], clock)
         for bus in dict.fromkeys(buses):
             tasks.start_soon(bus.keep_served)
         with INTERPRETER_HOLDS.watched():
@@ -312,7 +316,6 @@ async def _serve_one(
                 tasks.start_soon(tell_returned_forks, service)
                 tasks.start_soon(report_limits, service)
             tasks.start_soon(join_micro, bus, service, one.spec.about, place)
-            tasks.start_soon(follow_clock, bus, one.tracing.clock)
             late = anyio.Event()
             tasks.start_soon(_drain_when, reported, service)
             tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)

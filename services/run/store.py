@@ -129,7 +129,8 @@ async def keep_record(bus: NatsBus, config: RunConfig) -> None:
     record = _read(config)
     while record is not None and len(record.filled) < len(record.streams) and config.path.is_dir():
         with suppress(InfrastructureError, OSError):
-            found = to_record(config.run, await find_streams(bus))
+            missing = [kind for kind in record.streams if kind not in record.filled]
+            found = to_record(config.run, await find_streams(bus, missing))
             filled = [kind for kind in record.streams if kind in {*record.filled, *found.filled}]
             if filled != record.filled:
                 record = record.replace(filled=filled)

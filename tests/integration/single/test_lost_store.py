@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from stages import run_governor
 
+from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -246,6 +247,28 @@ async def test_a_store_whose_messages_were_deleted_is_missed(
     await fresh_server.start()
     with pytest.raises(HistoryLostError, match=r"all messages of .*lachesis_r_LEDGER are gone"):
         await make_streams(bus, config)
+
+
+async def test_a_stream_that_is_known_to_have_held_messages_is_not_asked_for_again(
+    bus: NatsBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_streams(bus, config)
+    await bus.publish(subjects.ledger(RUN, "main"), b"x", msg_id="1")
+    asked: list[str] = []
+    usage = bus.usage
+
+    async def counted(kind: str) -> StreamUsage:
+        asked.append(kind)
+        return await usage(kind)
+
+    monkeypatch.setattr(bus, "usage", counted)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_record, bus, config)
+            while asked.count("REPLAY") < 3:  # noqa: ASYNC110 - each round asks for it
+                await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+    assert asked.count(LEDGER) == 1
 
 
 async def test_a_run_that_an_older_build_began_is_taken_over(bus: NatsBus, config: RunConfig) -> None:
