@@ -2,8 +2,8 @@
 
     python outside_agent.py http://HOST:PORT TOKEN_FILE NOTES
 
-It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. What it got is a line of
-the file NOTES for each session: key, answers, and whether its report was taken.
+It takes one sample after another, holds a conversation of `TURNS` turns, and reports a reward. Lines of the file NOTES
+say what it got of each session: its key with the answers, and again once its report is taken.
 """
 
 import json
@@ -18,8 +18,8 @@ from openai import APIStatusError, OpenAI
 
 TURNS = 5
 PAUSE_S = 0.3
-TIMEOUT_S = 10.0
-"""Beyond any answer here: an endpoint that takes longer hangs."""
+TIMEOUT_S = 5.0
+"""Beyond the endpoints' `hold_s`; one that takes longer hangs, and the other one is tried."""
 
 
 def post(url: str, token: str, body: object = None) -> Any:
@@ -38,11 +38,11 @@ def post(url: str, token: str, body: object = None) -> Any:
         time.sleep(PAUSE_S)
 
 
-def work(address: str, token: str) -> dict[str, Any] | None:
-    """Work on one sample; return what it got."""
+def work(address: str, token: str, notes: Path) -> None:
+    """Work on one sample, and write down what it got."""
     started = post(f"{address}/sessions", token)
     if started is None:
-        return None
+        return
     client = OpenAI(base_url=started["openai_base_url"], api_key=started["key"], max_retries=100, timeout=TIMEOUT_S)
     messages = list(started["task"]["messages"])
     answers = []
@@ -50,12 +50,20 @@ def work(address: str, token: str) -> dict[str, Any] | None:
         try:
             answer = client.chat.completions.create(model="policy", messages=messages)
         except APIStatusError as error:
-            return {"key": started["key"], "answers": answers, "ended": str(error)}
+            write(notes, {"key": started["key"], "answers": answers, "ended": str(error)})
+            return
         answers.append(answer.choices[0].message.content)
         messages += [answer.choices[0].message, {"role": "user", "content": f"And {turn}?"}]
         time.sleep(PAUSE_S)
-    told = post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2})
-    return {"key": started["key"], "answers": answers, "reported": told is not None}
+    write(notes, {"key": started["key"], "answers": answers})
+    if post(f"{address}/s/{started['key']}/reward", token, {"reward": len(answers[-1]) % 2}) is not None:
+        write(notes, {"key": started["key"], "reported": True})
+
+
+def write(notes: Path, found: dict[str, Any]) -> None:
+    """Add a line to the notes."""
+    with notes.open("a") as sink:
+        sink.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
@@ -63,7 +71,4 @@ if __name__ == "__main__":
     while not token_file.exists():
         time.sleep(PAUSE_S)
     while True:
-        found = work(to, token_file.read_text().strip())
-        if found is not None:
-            with notes.open("a") as sink:
-                sink.write(json.dumps(found) + "\n")
+        work(to, token_file.read_text().strip(), notes)
