@@ -15,7 +15,7 @@ from hidden_gpu import hidden_gpu, pytest_collection_modifyitems, seen_gpu
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 from left_running import pytest_runtest_call, pytest_runtest_teardown
-from slow_files import pytest_ignore_collect, pytest_itemcollected
+from passed_over import pytest_ignore_collect, pytest_itemcollected
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig

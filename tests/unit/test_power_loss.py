@@ -17,6 +17,8 @@ from lachesis.pipeline.offline.archive.files import whole_file
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 
+pytestmark = pytest.mark.outside
+
 CHECKPOINTS = "run/checkpoints"
 
 

@@ -8,6 +8,7 @@ import pytest
 import lachesis
 
 
+@pytest.mark.outside
 @pytest.mark.extension
 def test_every_public_name_is_completed_and_exists():
     names = dir(lachesis)

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from matplotlib.figure import Figure
 from unit.demo.test_summary import CONFIG, summary
 
 from lachesis.services.demo.observed import DrawnGroup, RunObservation, StageFigures
@@ -40,6 +39,8 @@ def test_a_step_with_many_groups_weighs_as_many() -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The figures by the name of their file."""
     figures: dict[str, Any] = {}
+    from matplotlib.figure import Figure
+
     save = Figure.savefig
 
     def keep(figure: Any, path: Path, **settings: Any) -> None:

@@ -21,6 +21,8 @@ from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.schemas.rollout import RolloutGroup
 
+pytestmark = pytest.mark.outside
+
 VERSION = "3-main-0123456789ab"
 
 

@@ -19,6 +19,8 @@ from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.rater import to_rating
 
+pytestmark = pytest.mark.outside
+
 NUMBERS: list[Any] = [
     1, True, 1.0, np.float32(1), np.float16(1), np.int64(1), np.bool_(True), np.array(1.0), np.array([[1]]),
     torch.tensor(1.0), torch.tensor([1]), torch.tensor(1.0, requires_grad=True), Decimal("1.0"),

@@ -21,6 +21,8 @@ from lachesis.services.run.checkpoints import find_checkpoint
 
 __all__ = ["folder", "server"]  # the fixtures
 
+pytestmark = pytest.mark.outside
+
 ENVIRONMENT = """
 from lachesis import Environment, Task
 
@@ -81,7 +83,6 @@ def evaluated(*arguments: str) -> tuple[int, list[dict[str, object]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.outside
 def test_models_side_by_side_on_the_tasks_that_training_never_draws(folder: Path, server: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     save_policy(build_tiny_policy(1, width=16, layers=1), other)
@@ -125,7 +126,6 @@ def test_the_table_and_what_is_left_out(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.outside
 def test_a_model_that_gives_no_answer_ends_with_1_and_the_others_count(server: str) -> None:
     code, rows = evaluated("--server", f"{server}/v1", "--model", "tiny", "--model", "nobody", "--items", "8")
     assert code == 1

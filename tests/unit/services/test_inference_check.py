@@ -12,6 +12,8 @@ from lachesis.pipeline.inference.directory import register
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.services.preflight import server
 
+pytestmark = pytest.mark.outside
+
 
 async def found(url: str, folder: Path, **settings: str) -> tuple[str, str]:
     config = RunConfig(run="r", folder=str(folder), inference={"policy": InferenceConfig(**settings)})
@@ -21,7 +23,6 @@ async def found(url: str, folder: Path, **settings: str) -> tuple[str, str]:
     return finding.level, finding.text
 
 
-@pytest.mark.outside
 async def test_a_server_is_asked_with_the_key_of_this_folder(tmp_path: Path) -> None:
     for name, text in (("right", KEY), ("wrong", "other"), ("empty", "")):
         (tmp_path / name).write_text(text)
@@ -40,7 +41,6 @@ async def test_a_server_is_asked_with_the_key_of_this_folder(tmp_path: Path) -> 
     assert (await found(url, tmp_path / "run"))[0].lower() == "warn"
 
 
-@pytest.mark.outside
 async def test_a_server_named_by_its_address_is_looked_for_before_the_first_start(tmp_path: Path) -> None:
     away = InferenceConfig(url="http://127.0.0.1:9")
     config = RunConfig(run="r", folder=str(tmp_path / "run"), inference={"policy": away, "eval": InferenceConfig()})

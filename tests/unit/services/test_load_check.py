@@ -8,12 +8,10 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, save_tokenizer
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight.load_findings import LoadFinding
@@ -289,39 +287,3 @@ async def test_a_check_that_does_not_end_is_not_said_to_be_loading(monkeypatch: 
 async def test_without_environments_nothing_is_loaded() -> None:
     (finding,) = [one async for one in check_start(RunConfig(mode="observe"), [], load_s=1.0) if one.level == "FAIL"]
     assert finding.text == "empty, so nothing would be generated"
-
-
-def test_models_are_sampled_from_once_each_and_what_fails_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64)
-    save_policy(policy, here / "good")
-    settings = {"model": "good", "environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}}
-    good = msgspec.convert(settings, run_config_type())
-    text = found(good, models=True)["inference.policy"]
-    assert text.state == "ok"
-    assert "samples a token" in text.text
-    assert "context of 64; ends at <|eos|>" in text.text
-
-    def fails(*_: object, **__: object) -> None:
-        raise IndexError("list index out of range")
-
-    monkeypatch.setattr("transformers.LlamaForCausalLM.forward", fails)
-    text = found(good, models=True)["inference.policy"]
-    assert (text.state, "list index out of range" in text.text) == ("failed", True)
-    assert "inference.policy" not in found(good), "up does not wait for a model"
-
-
-def test_a_model_whose_check_failed_is_not_sampled_from(here: Path) -> None:
-    save_policy(build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64), here / "good")
-    save_policy(build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64), here / "broken")
-    tensors = load_file(here / "broken" / "model.safetensors")
-    save_file({name: one for name, one in tensors.items() if "q_proj" not in name}, here / "broken/model.safetensors")
-    settings = {"environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}, "model": "broken"}
-    every = found(msgspec.convert(settings, run_config_type()), models=True)
-    assert every["model"].state == "failed"
-    assert "inference.policy" not in every
-    (here / "broken" / "tokenizer.json").write_text("{")
-    every = found(msgspec.convert(settings, run_config_type()), models=True, prompts=True)
-    assert [name for name, one in every.items() if one.state == "failed"] == ["model"]
-    own = {**settings, "inference": {"policy": {"model": "good"}}}
-    every = found(msgspec.convert(own, run_config_type()), models=True)
-    assert (every["model"].state, every["inference.policy"].state) == ("failed", "ok"), "it serves another model"

@@ -23,6 +23,8 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.commands import app
 from lachesis.services.run.memory_plan import copied_bytes, plan_step, step_shape
 
+pytestmark = pytest.mark.outside
+
 GB = 10**9
 
 

@@ -24,6 +24,8 @@ from lachesis.pipeline.trainer.learner import Learner
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS
 
+pytestmark = pytest.mark.outside
+
 STEPS = 6
 OTHER = LearnerConfig(max_step_kl=None, learning_rate=3e-2, beta1=0.5, beta2=0.8, weight_decay=0.1, temperature=0.7)
 

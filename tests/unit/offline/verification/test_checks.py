@@ -20,6 +20,8 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
+pytestmark = pytest.mark.outside
+
 BOUNDS = {"a": (0.0, 1.0)}
 
 
