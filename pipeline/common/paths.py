@@ -12,6 +12,7 @@ A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a pr
 our own code, `PARAM_PATHS` of a struct gives it by kind.
 """
 
+import functools
 import os
 import types
 from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ def resolve_paths(kind: Any, tree: Any, base_of: Callable[[str], Path], path: st
     if marker is not None:
         return _absolute(marker, tree, base_of(path)) if isinstance(tree, str) else tree
     if isinstance(tree, dict) and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        hints = get_type_hints(hint, include_extras=True)
+        hints = _field_types(hint)
         inner = {key: hints.get(key, Any) for key in tree}
         tree = _with_param_paths(hint, tree, base_of, path)
     elif isinstance(tree, dict) and get_origin(hint) is dict:
@@ -121,10 +122,16 @@ def opens_run(kind: Any, path: str) -> bool:
     return any(_extra(note, _OPENS) for note in getattr(hint, "__metadata__", ()))
 
 
+@functools.cache
+def _field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return each field's type with its marks. Python itself would compute them again each time."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def _hint_inside(plain: Any, part: str) -> Any:
     """Return the type of one part of a struct or of a table, Any where there is none of that name."""
     if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
-        return get_type_hints(plain, include_extras=True).get(part, Any)
+        return _field_types(plain).get(part, Any)
     return get_args(plain)[1] if get_origin(plain) is dict else Any
 
 
@@ -146,7 +153,7 @@ def _anything_reached(hint: Any, seen: set[Any]) -> str | None:
         return reach
     if isinstance(plain, type) and issubclass(plain, msgspec.Struct) and plain not in seen:
         seen.add(plain)
-        inner = get_type_hints(plain, include_extras=True)
+        inner = _field_types(plain)
         hints = [inner[name] for name in plain.__struct_fields__]
     else:
         hints = [arg for arg in get_args(plain) if arg is not Any]

@@ -369,6 +369,7 @@ def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
+@functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return each field's plain type, without Annotated and None."""
     return {name: _plain(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
