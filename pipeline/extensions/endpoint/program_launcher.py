@@ -1,11 +1,11 @@
 """Starts an agent's program, and ends with it all that it has started.
 
-Usage: `python program_launcher.py COMMAND...`. Standard input is a socket to the process that wants the program. When that process closes it, or is killed, the program
-is ended. Guarantees on Linux that when this process exits, nothing is left that the program has started, wherever it
-has gone: an orphan among its descendants becomes a child of this process (PR_SET_CHILD_SUBREAPER). Elsewhere only the
-program's process group is ended. On the socket it reports the program's exit status and the number of processes that
-had left its group and were killed, or the error of a command that cannot be started. It imports the standard library
-alone, so that it starts quickly.
+Usage: `python program_launcher.py COMMAND...`. Standard input is a socket to the process that wants the program. When
+that process closes it, or is killed, the program is ended. Guarantees on Linux that when this process exits, nothing is
+left that the program has started, wherever it has gone: an orphan among its descendants becomes a child of this process
+(PR_SET_CHILD_SUBREAPER). Elsewhere only the program's process group is ended. On the socket it reports the program's
+exit status and the number of processes that had left its group and were killed, or the error of a command that cannot
+be started. It imports the standard library alone, so that it starts quickly.
 """
 
 import ctypes
