@@ -50,6 +50,10 @@ StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
 """waiting: a dependency is down and being retried; backpressure: no lease, or a stream is full."""
 
 
+RENEWALS_OF_A_LEASE = 4
+"""How often a lease is renewed, at least, in the time after which it ends."""
+
+
 class LeaseRequest(Event, frozen=True, kw_only=True):
     """Asks the governor for the right to generate one group, or renews or releases that right.
 

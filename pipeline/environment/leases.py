@@ -21,7 +21,7 @@ from lachesis.pipeline.runtime.process_note import ProcessNote, read_notes
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import LeaseReply, LeaseRequest
+from lachesis.schemas.control import RENEWALS_OF_A_LEASE, LeaseReply, LeaseRequest
 from lachesis.schemas.errors import SchemaError
 
 __all__ = ["ProducerLeases", "leases_of"]
@@ -174,7 +174,7 @@ class ProducerLeases:
             self._note_renewal(reply.lease, reply, began_s)
             self._write_note()
             if reply.expires_s is not None:
-                self.renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
+                self.renew_s = min(reply.expires_s / RENEWALS_OF_A_LEASE, _MAX_PAUSE_S)
             return reply.lease, 0.0
         if not outdated_only:  # that says nothing of the environment
             if self._service.vitals.state != "waiting":  # what a group waits for that has its lease says more

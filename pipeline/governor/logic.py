@@ -21,7 +21,7 @@ from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.env_fairness import EnvFairness
 from lachesis.pipeline.ledger.producer_dedup import ResolvedSet
 from lachesis.pipeline.retention.budget import Budget, ByteReservation
-from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
+from lachesis.schemas.control import RENEWALS_OF_A_LEASE, AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import Plan
 
@@ -212,7 +212,8 @@ class Governor:
             self._end(lease.id, lease.env)
             self._counts["expired"] += 1
             if not lease.calls:  # else another process goes on with it
-                self._lost_s += lease.sequences * max(0.0, lease.expires_s - self.config.lease_s - lease.since_s)
+                renewed_s, between_s = lease.expires_s - self.config.lease_s, self.config.lease_s / RENEWALS_OF_A_LEASE
+                self._lost_s += lease.sequences * (renewed_s + between_s - lease.since_s)
 
     # requests
 

@@ -419,17 +419,27 @@ def _impatient(**settings):
     return CollectConfig(**{**settings, "attempts": 2, "backoff_s": 0.001})
 
 
+async def seconds_recorded(lab):
+    """Return the seconds of generation that a killed process has left in the log."""
+    found = sum(decode(SessionCall, data).seconds for key, data in await records(lab) if key.kind == "call")
+    assert found > 0
+    return found
+
+
 async def test_a_conversation_that_asks_something_else_is_sampled_from_there_and_named(lab, agent, inference) -> None:
     async with governor(lab):
         async with killed(lab, 7, after=True) as service:
             await lab.until(lambda: _true(service.bus.dead))
         agent.noise = " another day"
+        recorded_s = await seconds_recorded(lab)
         async with lab.running(environment(), "environment") as service:
             await lab.until(at_least(lab, 1))
             await lab.until(lambda: _true(service.vitals.metrics.get("environment/agent/diverged")))
             figures = dict(service.vitals.metrics)
     first = (await rollouts(lab))[0]
     assert figures["environment/agent/diverged"] == 2
+    assert figures["environment/agent/lost_seconds"] == pytest.approx(recorded_s)
+    assert figures["environment/agent/resumed_seconds"] == 0
     assert set(first.metadata["diverged"]) == {"0", "1"}
     assert "call 0" in first.metadata["diverged"]["0"]
     assert all(talk[0].content.endswith("another day") for talk in first.messages)
@@ -440,8 +450,13 @@ async def test_a_conversation_that_asks_something_else_is_given_up_where_that_is
         async with killed(lab, 7, after=True) as service:
             await lab.until(lambda: _true(service.bus.dead))
         agent.noise = " another day"
-        async with lab.running(environment(config(diverged="give_up")), "environment"):
+        recorded_s = await seconds_recorded(lab)
+        async with lab.running(environment(config(diverged="give_up")), "environment") as service:
             await lab.until(at_least(lab, 1))
+            await lab.until(lambda: _true(service.vitals.metrics.get("environment/agent/lost_seconds")))
+            figures = dict(service.vitals.metrics)
+    assert figures["environment/agent/lost_seconds"] == pytest.approx(recorded_s)
+    assert figures["environment/agent/resumed_seconds"] == 0
     first = (await rollouts(lab))[0]
     assert "diverged" not in first.metadata
     assert first.metadata["lost_samples"] == {"refilled": [0, 1], "left_out": []}

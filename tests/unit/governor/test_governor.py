@@ -96,6 +96,21 @@ def test_a_stored_rollout_takes_the_place_of_its_lease() -> None:
     assert (it.leased, it.accepted, it.outstanding) == (0, 4, 4)
 
 
+@pytest.mark.parametrize(("calls", "renewed_s", "lost_s"), [(0, None, 4 * 2.5), (0, 5.0, 4 * 7.5), (9, 5.0, 0.0)])
+def test_what_a_killed_process_had_generated_is_bounded_by_the_renewal_that_did_not_come(
+    calls: int, renewed_s: float | None, lost_s: float
+) -> None:
+    """Where calls are recorded, another process goes on with them. One whose group is stored has lost nothing."""
+    it = governor()
+    first, lost = (it.answer_request(acquire().replace(calls=calls), 0.0).lease for _ in range(2))
+    it.member(1, "a", plan(lease=first), 1.0)
+    if renewed_s is not None:
+        it.answer_request(LeaseRequest(op="renew", producer="p", env="a", lease=lost), renewed_s)
+    it.mark_seen_until(20.0)
+    assert it.metrics()["flow/expired"] == 1
+    assert it.metrics()["flow/lost_seconds"] == pytest.approx(lost_s)
+
+
 def test_an_environment_neither_renews_nor_ends_the_lease_of_another() -> None:
     it = governor()
     lease = it.answer_request(acquire("a"), 0.0).lease
