@@ -16,11 +16,13 @@ from lachesis.pipeline.errors import NotFoundError
 from lachesis.pipeline.retention.collector import GarbageCollector, GcLimits
 from lachesis.pipeline.retention.holds import holding, read_record
 from lachesis.schemas import subjects
+from lachesis.schemas.calls import CALL_HEADER, CallKey
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import OfflineTrainerRecord
-from lachesis.schemas.subjects import LEDGER, REPLAY, ROLLOUTS
+from lachesis.schemas.subjects import CALLS, LEDGER, REPLAY, ROLLOUTS
 from lachesis.services.stage_settings import history_settings
 
 PAST = OfflineTrainerRecord(
@@ -75,6 +77,26 @@ async def test_what_is_held_stays(start: Any) -> None:  # noqa: F811
             assert kept[: last // 2] == list(range(last // 2, last + 1))[: last // 2]
             assert (await read_record(world.bus, history.RUN)).trimmed[ROLLOUTS] <= last // 2
         world.kill("producer")
+
+
+@pytest.mark.slow
+async def test_calls_of_groups_under_way_stay_unless_they_are_older_than_asked_for(world: World) -> None:
+    """The first group has ended, the second was left behind, and holds all that comes behind its start."""
+    subject = subjects.call(RUN, "sums")
+    ended, left = new_group_id(), new_group_id()
+    for kind, group in (("start", ended), ("call", ended), ("end", ended), ("start", left), ("call", left)):
+        holder, life, lease = ("p", 1, "t.1") if kind == "start" else (None, 0, None)
+        headers = {CALL_HEADER: CallKey(kind, group, holder, life, lease).pack()}
+        await world.bus.publish(subject, b"{}", msg_id=f"{kind}/{group}", headers=headers)
+    collector = GarbageCollector(
+        world.bus, history_settings(load(run_config_type(), file=world.folder / "run.toml").config)
+    )
+    await collector.collect(await collector.plan(GcLimits(keep_bytes=0)))
+    assert (await world.bus.usage(CALLS)).messages == 2
+    await collector.collect(await collector.plan(GcLimits(older_than_s=3600.0)))
+    assert (await world.bus.usage(CALLS)).messages == 2
+    await collector.collect(await collector.plan(GcLimits(older_than_s=0.0)))
+    assert (await world.bus.usage(CALLS)).messages <= 1, "the last message of a subject stays"
 
 
 @pytest.mark.slow

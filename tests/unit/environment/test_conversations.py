@@ -22,6 +22,7 @@ from lachesis.pipeline.environment.tools import tool
 from lachesis.pipeline.errors import ServerAwayError
 from lachesis.pipeline.evaluator.config import EvaluationConfig
 from lachesis.pipeline.governor.config import FlowConfig
+from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.schemas import keys, subjects
@@ -589,6 +590,32 @@ async def test_each_call_is_stored_before_its_conversation_goes_on(lab, agent, i
             await lab.until(at_least(lab, 1))
     assert len(seen) >= 2 * (TURNS - 1)
     assert all(seen)
+
+
+@pytest.mark.parametrize("record", ["auto", "never"])
+async def test_a_lease_keeps_room_for_the_calls_that_are_recorded(lab, agent, inference, monkeypatch, record) -> None:
+    """Renewals name it again, so that a governor that has started again keeps it, too."""
+    settings, asked = config(record=record), []
+    answer = Governor.answer_request
+
+    def noted(self, request, now_s):
+        asked.append((request.op, request.calls))
+        return answer(self, request, now_s)
+
+    monkeypatch.setattr(Governor, "answer_request", noted)
+    gate, generate = anyio.Event(), inference.generate
+
+    async def slow(*args, **options):
+        await gate.wait()
+        return await generate(*args, **options)
+
+    monkeypatch.setattr(inference, "generate", slow)
+    async with governor(lab, settings), lab.running(environment(settings), "environment"):
+        await lab.until(lambda: _true("renew" in dict(asked)))
+        gate.set()
+        await lab.until(at_least(lab, 1))
+    wanted = settings.environments["agent"].calls_bytes if record == "auto" else 0
+    assert {calls for op, calls in asked if op != "release"} == {wanted}
 
 
 class OneTurn(Environment):

@@ -16,7 +16,7 @@ from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.planning_header import Plan
-from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 BATCHING = BatchingConfig(batch_size=8, max_staleness=2)
 FLOW = FlowConfig(lease_s=10.0, reserved_share=0.5)
@@ -315,6 +315,20 @@ def test_annotations_still_to_come_are_reserved_too() -> None:
 
 def usage(held: int) -> StreamUsage:
     return StreamUsage(1, 1, 1, held, 1 << 40)
+
+
+def test_a_lease_whose_calls_are_recorded_needs_room_for_them_and_keeps_it_until_it_ends() -> None:
+    it = governor()
+    it.usage({CALLS: StreamUsage(1, 1, 1, 0, 1000)}, 1e9)
+    request = acquire().replace(calls=500)
+    lease = it.answer_request(request, 0.0).lease
+    refused = it.answer_request(request, 0.0)
+    assert not refused.granted
+    assert "CALLS" in str(refused.reason)
+    assert it.answer_request(acquire(), 0.0).granted, "calls that are not recorded need none"
+    it.answer_request(LeaseRequest(op="release", producer="p", env="a", lease=lease), 1.0)
+    assert it.answer_request(request, 1.0).granted
+    assert it.answer_request(acquire().replace(calls=5000), 1.0).never
 
 
 def test_nothing_is_granted_blindly() -> None:

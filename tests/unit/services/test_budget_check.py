@@ -6,7 +6,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import CALLS, EVENTS, ROLLOUTS, TEACHER
 from lachesis.services.preflight.budget_check import check_budgets, least_bytes
 from lachesis.services.preflight.machine import budgets
 from lachesis.services.supervisor.supervisor import Supervisor
@@ -48,6 +48,16 @@ def test_a_budget_with_which_the_run_would_stop_is_refused_with_the_figure_it_ne
         Supervisor(with_budgets(rollouts=least - 1), [])
     assert budgets(CONFIG).level == "OK"
     assert budgets(with_budgets(rollouts=least - 1)).level == "FAIL"
+
+
+def test_recorded_calls_of_one_group_must_fit_and_those_that_are_not_recorded_need_nothing() -> None:
+    least = least_bytes(CONFIG)[CALLS][0]
+    assert least == -(-CONFIG.environments["long"].calls_bytes * 10 // 8)
+    check_budgets(with_budgets(calls=least))
+    with pytest.raises(ConfigError, match=rf"streams.calls_bytes is {least - 1}, .* calls .* environments.long"):
+        check_budgets(with_budgets(calls=least - 1))
+    silent = {name: msgspec.structs.replace(one, record="never") for name, one in CONFIG.environments.items()}
+    check_budgets(msgspec.structs.replace(with_budgets(calls=1 << 20), environments=silent))
 
 
 def test_without_a_teacher_its_stream_may_be_small() -> None:

@@ -304,6 +304,9 @@ def test_a_stream_that_is_nearly_full_says_who_filled_it_and_what_to_do() -> Non
     bucket = check_room(RunConfig(run="one"), "KEYS", usage, {"scorer": 1})
     assert "no new leases" not in bucket.text
     assert "lachesis gc --attempts" in (bucket.mend or "")
+    calls = check_room(RunConfig(run="one"), "CALLS", usage, {"environment-words": 1})
+    assert "streams.calls_bytes" in (calls.mend or "")
+    assert 'record = "never"' in (calls.mend or "")
 
 
 @pytest.mark.parametrize(("close_at", "closed"), [(0.95, False), (0.9, True), (0.85, True)])
