@@ -1,1 +1,1 @@
-"""Tasks: an environment's items, the arguments that fit them, and datasets of reasoning-gym."""
+"""Tasks: an environment's items, the arguments that fit them, and reading data sets."""
