@@ -56,6 +56,6 @@ def check_shareable(names: Sequence[str], place: str) -> None:
             why = _REASONS.get(name)
             unknown = f"{name!r} is none of the services that can share a process{nearest(name, SHAREABLE)}"
             found = f"{name} needs a process of its own, because {why}" if why else unknown
-            raise ConfigError(f"{place}: {found}. Those that can share one are {', '.join(SHAREABLE)}")
+            raise ConfigError(f"{place}: {found} (those that can share one: {', '.join(SHAREABLE)})")
     if len(names) < 2:
         raise ConfigError(f"{place}: {list(names)} has to name two services or more, which then share a process")

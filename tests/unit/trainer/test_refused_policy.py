@@ -53,7 +53,7 @@ async def test_a_refused_policy_is_published_again_and_not_with_each_heartbeat(l
     ns = 1 << 60
     beats = [beat("inference-policy", REFUSED, time_ns=ns + s * 10**9) for s in seconds]
 
-    async def heard(bus, run):
+    async def heard(bus, run, service):
         for one in beats:
             yield one
 
