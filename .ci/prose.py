@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a script, no package
-"""Checks docstrings, comments, messages and READMEs of the product; part of `make lint`.
+"""Checks docstrings, comments and READMEs, and the messages of the product; part of `make lint`.
 
     python .ci/prose.py
 
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("schemas", "pipeline", "services", "deploy")
-CODE = (*PRODUCT, "tests", ".ci")
+PROSE = (*PRODUCT, "tests")
+CODE = (*PROSE, ".ci")
 CODE_SUFFIXES = frozenset({".py", ".js", ".html", ".toml", ".yaml", ".yml", ".sh", ".json", ".conf"})
 FOREIGN_PAGES = frozenset({"MIGRATING.md", "CHANGELOG.md"})
 """Pages that name what other projects have, and what this one had."""
@@ -28,7 +29,8 @@ FOREIGN_PAGES = frozenset({"MIGRATING.md", "CHANGELOG.md"})
 FOREIGN = frozenset({
     "PIP_EXTRA_INDEX_URL", "Env", "PreTrainedModel", "RetryError", "b3sum", "collect_trajectory", "concat",
     "concat_chat", "concat_with_action", "curr_step", "data_path_to_save_groups", "episode_tracking", "gem",
-    "gymnasium", "make_vec", "max_batches_offpolicy", "nohup", "polars", "scan_pyarrow_dataset", "spaces", "stamina",
+    "gymnasium", "make_vec", "max_batches_offpolicy", "nohup", "polars", "RequestOutputKind",
+    "scan_pyarrow_dataset", "spaces", "stamina",
 })
 # fmt: on
 """Names of other projects that no code here mentions."""
@@ -106,7 +108,7 @@ def main() -> int:
         *EXAMPLES,
         *WORD.findall((ROOT / "pyproject.toml").read_text() + (ROOT / "Makefile").read_text()),
     }
-    products = set(files(PRODUCT))
+    products, readable = set(files(PRODUCT)), set(files(PROSE))
     for path in files(CODE):
         words.update(WORD.findall(str(path.relative_to(ROOT))))
         if path.suffix == ".md":
@@ -116,9 +118,9 @@ def main() -> int:
             continue
         texts, found = split(path)
         words |= found
-        if path in products:
-            prose += texts
-    pages = [*ROOT.glob("*.md"), *(path for path in products if path.suffix == ".md")]
+        if path in readable:
+            prose += [text for text in texts if path in products or not text.is_message]
+    pages = [*ROOT.glob("*.md"), *(path for path in readable if path.suffix == ".md")]
     prose += [Text(path, 1, path.read_text()) for path in sorted(pages)]
     places = set(EXAMPLE_PLACES)
     for path in files(CODE):

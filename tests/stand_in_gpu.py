@@ -46,7 +46,7 @@ class OnStandIn(torch.Tensor):
         return f"OnStandIn({self.held!r})"
 
     def data_ptr(self) -> int:
-        """Return where the values lie: tied weights are told by it."""
+        """Return where the values lie: tied weights have the same one."""
         return self.held.data_ptr()
 
     def item(self) -> Any:

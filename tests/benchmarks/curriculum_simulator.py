@@ -11,10 +11,10 @@ strategy, and none is the model that a strategy holds of it:
 - narrow: N(0, 2) and -3: most items are worth something for most of the time, so there is less to gain.
 - misspecified: difficulties uniform in [-5, 5]; item curves differ in slope; 30 % of the items can be guessed (.2);
   four topics within each skill learn by themselves twice as fast as from each other, unknown to the strategy; 20 %
-  of the items are told under the wrong skill.
+  of the items have the wrong skill.
 
 `--items 100000 --repeat 0.5` is a data set as people have them: an item is met once to three times, and each time
-teaches half of what it taught before. "epoch" goes over all items once after the other.
+teaches half as much as before. "epoch" goes over all items once after the other.
 
 "oracle" draws by the true success and knows the unsound items; no strategy can. `--draws` times a draw at 1e6 items.
 

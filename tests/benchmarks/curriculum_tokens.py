@@ -4,7 +4,7 @@
 
 A step trains 16 groups of 8 in which answers fare differently. Groups in which all fare alike teach nothing, are drawn
 again, and cost their tokens. Harder tasks and wrong answers are longer. A group moves the ability of its skill by its
-success variance; each time a task's content is met it teaches half of what it taught before (`--repeat`).
+success variance; each time a task's content is met it teaches half as much as before (`--repeat`).
 Feedback comes after `--delay` steps, and an environment draws no task twice within `--recent` draws. The goal is a mean
 success of 65 % on sound tasks that are never drawn.
 
@@ -118,7 +118,7 @@ class Oracle:
 
 
 class Strategy:
-    """A strategy of the product, told as the curriculum's service tells it."""
+    """A strategy of the product, fed as the curriculum's service feeds it."""
 
     def __init__(self, name: str, learner: Learner, prior: float | None, rng: np.random.Generator) -> None:
         difficulty = None if prior is None else learner.difficulty + prior * rng.normal(size=ITEMS)[learner.content]

@@ -1,10 +1,10 @@
 """Tokens a CPU second from the log into packed tensors: `python tests/benchmarks/feed.py --batches 20`.
 
 One embedded server holds groups of 8 x `--tokens` tokens with some 29 KiB of text; a batch names `--groups` of them,
-and passes over all but every `--every`-th. Told is the processor time of this process, which only reads: raw is the
+and passes over all but every `--every`-th. Printed is the processor time of this process, which only reads: raw is the
 bare client's consumer, nothing decoded; fetched, the bus's own way to the groups of a batch, nothing decoded; decoded,
 as far as the groups that a trainer gets; packed, with the tensors. Each runs `--rounds` times in turn; the median is
-told, with the machine's load. The digest is that of all tensors: two builds that feed alike have it alike.
+printed, with the machine's load. The digest is that of all tensors: two builds that feed alike have it alike.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Time to list and find groups in a long history: `python tests/benchmarks/group_pages.py --groups 20000`.
 
 A real server, with groups of 8 short samples, their scores and rewards 16 an event, 16 groups a batch and a report of
-the trainer for 64 batches, as the stages store them. Told are seconds for a page of 20 from the end, the middle and the
-beginning, for the groups of a step, for one by its id, and for looking for a text that is nowhere, as far as the page
-does; and the memory of this process afterwards.
+the trainer for 64 batches, as the stages store them. Printed are seconds for a page of 20 from the end, the middle and
+the beginning, for the groups of a step, for one by its id, and for looking for a text that is nowhere, as far as the
+page does; and the memory of this process afterwards.
 """
 
 import argparse
@@ -44,8 +44,8 @@ PER_EVENT = 16
 async def fill(bus: NatsBus, groups: int) -> list[str]:
     """Store `groups` groups with what is derived of them, and return their ids, oldest first.
 
-    Nobody else writes, so that sequences are known beforehand, and only an entry of the ledger in 64 is waited for: an
-    acknowledgement of each message would take most of the time.
+    No other process writes, so that sequences are known beforehand, and only one entry of the ledger in 64 is awaited:
+    an acknowledgement of each message would take most of the time.
     """
     send = bus._link.nc.publish
     template = Lab(bus).group(0, samples=8, tokens=32)

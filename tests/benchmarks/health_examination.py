@@ -1,4 +1,4 @@
-"""Examines the health checks on runs that nobody chose them by: 28 healthy kinds and 18 hacks, in one table.
+"""Examines the health checks on runs that had no part in choosing them: 28 healthy kinds and 18 hacks, in one table.
 
     python tests/benchmarks/health_examination.py --seeds 10 --jobs 2 --out examination.json
 
@@ -11,7 +11,7 @@ For healthy runs the table says how many were warned of, quarantined and halted,
 were warned of. For hacks: how many were warned of by a check that was silent for 1,000 groups before the onset, how
 many were quarantined from the onset on, after how many groups (median), and which share of the hack's gain was paid by
 then: `level` is the unearned score at that group over the highest of the whole run, `sum` all that was paid so far over
-all that the run pays. The unearned score is known: each answer is also rated as if its trick fooled nobody.
+all that the run pays. The unearned score is known: each answer is also rated as if its trick fooled no rater.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunResult:
     groups: int
     onset: int | None
     evaluations: int = 0
-    """Times that the checks judged something."""
+    """Times that the checks had something to check."""
     alerts: list[tuple[int, str, str]] = field(default_factory=list)
     """(group, check, severity) of each alert from warn on."""
     quarantined_at: int | None = None

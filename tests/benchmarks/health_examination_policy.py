@@ -265,7 +265,7 @@ class _Simulation:
         )
 
     def _rate(self, a: _Answers) -> tuple[Floats, Floats]:
-        """Return the ratings [n, G, R] as they are, and as they would be if the trick fooled nobody."""
+        """Return the ratings [n, G, R] as they are, and as they would be if the trick fooled no rater."""
         actual, honest = [], []
         for k, rater in enumerate(self.world.raters):
             fair = self._fair(k, rater, a)

@@ -140,7 +140,7 @@ class World:
     held_out_every: int = 25
     """Steps between evaluations on held-out tasks."""
     success_rater: int | None = 0
-    """Index of the rater that knows success; None: nobody does, and there are no evaluations."""
+    """Index of the rater that knows success; None: none does, and there are no evaluations."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Where ratings lie after calibration by the configured bounds."""
     harder: float = 0.0
@@ -165,7 +165,7 @@ class Run:
     """[N, G, R]; NaN: missing."""
     scores: Floats
     deserved: Floats
-    """[N, G]: scores had the trick fooled nobody."""
+    """[N, G]: scores had the trick fooled no rater."""
     advantages: Floats
     right: Bools
     tricked: Bools
@@ -188,7 +188,7 @@ class Run:
     mismatch: list[tuple[float, float, float]] = field(default_factory=list)
     """Of each step the KL between rollout and trainer, the step's own KL, and the entropy; nats a token."""
     evaluations: list[tuple[int, int, Ints, Ints]] = field(default_factory=list)
-    """(groups stored by then, step, successes by task, judged answers by task) of held-out evaluations."""
+    """(groups stored by then, step, successes by task, scored answers by task) of held-out evaluations."""
 
     def unearned(self) -> Floats:
         """Return the score paid for the trick alone, mean of each group [N]; NaN where nothing could be scored."""

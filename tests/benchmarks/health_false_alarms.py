@@ -5,7 +5,7 @@
 The real monitor judges scores, rewards, batches and reports as they would come from the streams; there is no broker.
 Prints for healthy runs how many were warned of, quarantined and halted, and by which checks; for hacks the share that
 was quarantined or halted, the median delay in groups from the onset, and the checks that did it. Other simulators can
-be judged alike: `judge_run` takes arrays (see `health_simulator` and `health_skills`), of any number of raters.
+be checked alike: `judge_run` takes arrays (see `health_simulator` and `health_skills`), of any number of raters.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Rate of a replay beside the rate of reading the same history raw: `python tests/benchmarks/replay.py --groups 2000`.
 
 One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
-of 64 messages that nobody acknowledges, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
+of 64 messages without acknowledgement, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
 replay decodes and checks each group, rates it with three inline raters, normalizes and commits it. `--raters numeric`
 (the default) rate by figures that a sample comes with, so that what is measured is the replay; `--raters text` split
-each completion twice, which is the raters' own cost. Each is run `--rounds` times in turn, and the median is told, with
-the processor time that a group took, here and in workers (starting them included). All of it shares the machine's
+each completion twice, which is the raters' own cost. Each is run `--rounds` times in turn, and the median is printed,
+with the processor time that a group took, here and in workers (starting them included). All of it shares the machine's
 cores, the server included.
 """
 

@@ -2,8 +2,8 @@
 
 A whole run on an embedded server, every service a process, a tiny untrained model, so that the pipeline and not the
 model is what is busy. Windows of `--window` seconds without and with `lachesis replay --max-rate` on the run's own
-history follow each other in random order, `--pairs` of each; told are groups stored a second and their ratio, pair by
-pair. Everything shares the machine's cores, so the replay's own work shows too.
+history follow each other in random order, `--pairs` of each; printed are groups stored a second and their ratio, pair
+by pair. Everything shares the machine's cores, so the replay's own work shows too.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """An agent as a stranger writes one: a loop with one tool over plain HTTP. It imports nothing of this project.
 
-It is asked to spell a word backward, may call its tool `reverse`, and reports whether its last answer was right. It
+It is to spell a word backward, may call its tool `reverse`, and reports whether its last answer was right. It
 notes its requests and answers in the file that `NOTES` names, if any: one JSON line each.
 """
 

@@ -61,7 +61,7 @@ class History:
     sequences: dict[str, set[int]] = field(default_factory=dict)
     """Sequences present by stream, of the run's rollouts, annotations and ledger entries."""
     trimmed: dict[str, int] = field(default_factory=dict)
-    """By stream, the sequence below which the governor says that it deleted what nobody needed."""
+    """By stream, the sequence below which the governor says that it deleted what was not needed."""
 
     @property
     def is_whole(self) -> bool:

@@ -170,7 +170,7 @@ def stored_once(history: History) -> list[str]:
 
 
 def kept(history: History, acknowledged: Iterable[Acknowledged]) -> list[str]:
-    """Everything acknowledged is still there, or was deleted by the governor when nobody could need it any more."""
+    """Everything acknowledged is still there, or was deleted by the governor when it was not needed any more."""
     ours = (f"rl.rollout.{history.run}.", f"rl.ledger.{history.run}.")
     trained = history.report.next_batch if history.report else 0
     done = {

@@ -26,7 +26,7 @@ def processes(folder: Path, spared: Collection[int]) -> list[psutil.Process]:
 
 
 async def consumers(bus: NatsBus, run: str) -> list[str]:
-    """Consumers that belong to nobody: all but the stages' durable ones and readers that the server soon forgets."""
+    """Consumers without an owner: all but the stages' durable ones and readers that the server soon forgets."""
     known = {subjects.durable(stage, run, subjects.LIVE) for stage in ("scorer", "teacher")}
     found = []
     for stream in subjects.STREAMS:

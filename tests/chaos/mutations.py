@@ -117,7 +117,7 @@ def max_deliver_5() -> None:
 
 
 def trim_by_age() -> None:
-    """The governor deletes rollouts two seconds old, whoever still needs them."""
+    """The governor deletes rollouts two seconds old, even if they are still needed."""
     from lachesis.pipeline.governor.stage import _Follower
     from lachesis.schemas import subjects
 

@@ -2,7 +2,7 @@
 
     python tests/chaos/campaign.py --operations --seed 1
 
-The operations are those of whoever keeps a cluster: rolling restarts, killed leaders, a node that is drained (lame
+The operations are those of a cluster's operator: rolling restarts, killed leaders, a node that is drained (lame
 duck), one that comes back with an empty store, the loss of the quorum, a node that is cut off from the others while
 clients still reach it, leaders of streams and buckets that step down, and streams that go from three copies to one and
 back. The seed decides their order. After each one the run has to take `FRESH` steps, and no service may have ended.

@@ -81,7 +81,7 @@ class Observer:
                 await self._news.wait()
 
     async def until_back(self, name: str, old: int, pids: Callable[[], Mapping[str, int]]) -> None:
-        """Wait until another process than `old` goes by `name` and has started."""
+        """Wait until another process than `old` has the name `name` and has started."""
         await self.wait(lambda: (pid := pids().get(name, old)) != old and pid in self.started)
 
     async def until_all_heard(self, since: float, pids: Callable[[], Mapping[str, int]], silent: set[str]) -> None:

@@ -167,7 +167,7 @@ async def _settle(this: Round, run: Run, observer: Observer) -> None:
         os.kill(pid, signal.SIGSTOP)
     with anyio.move_on_after(this.progress_s):
         while _is_busy(history := await read_history(observer.bus, RUN), config):  # noqa: ASYNC110
-            await anyio.sleep(0.5)  # the streams say when they are quiet only to whoever reads them
+            await anyio.sleep(0.5)  # the streams say when they are quiet only to their readers
         this.settled = max((rollout.seq for rollout in history.rollouts), default=0)
     observer.governor = None
     with anyio.move_on_after(config.flow.lease_s + 60.0):

@@ -1,7 +1,7 @@
 """The schedule of a campaign: which process is struck how and when, decided by a seed before anything runs. Pure.
 
 Targets are dealt like cards: a deck holds each as often as its weight says, is shuffled, dealt to its end and shuffled
-again, so that every kind of process is struck about as often as every other of its weight, at moments nobody chose.
+again, so that every kind of process is struck about as often as every other of its weight, at random moments.
 """
 
 import random

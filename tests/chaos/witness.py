@@ -1,7 +1,7 @@
-"""What the servers acknowledged, noted by the processes that were told so, outside the servers.
+"""What the servers acknowledged, noted by the processes that were answered, outside the servers.
 
 The streams alone cannot tell that something is gone from them. A line is written, to a file opened for appending, as
-soon as an acknowledgement has come and before whoever published hears of it, and outlives a SIGKILL.
+soon as an acknowledgement has come and before the publisher hears of it, and outlives a SIGKILL.
 """
 
 import os

@@ -159,7 +159,7 @@ async def test_of_racing_writers_one_wins_each_round(bus: Bus) -> None:
             tasks.start_soon(write, f"w{i}")
     async with bus.read(LEDGER, [STATE], follow=False) as reader:
         stored = [m.headers["Nats-Msg-Id"] async for m in reader]
-    # one that others built upon before its late acknowledgement was asked for again is fenced, and stored all the same
+    # one that others built upon before its late acknowledgement was requested again is fenced, and stored all the same
     assert set(chain) <= set(stored) <= tried
     assert len(set(stored)) == len(stored) >= 20
 

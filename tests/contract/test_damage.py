@@ -67,7 +67,7 @@ async def test_a_damaged_newest_message_is_an_error_and_not_none(store: Store) -
     await store.damage(LEDGER, b"entry-4")
     with pytest.raises(DamagedError, match=r"counts 5 messages on rl\.ledger\.run\.main"):
         await bus.last(LEDGER, LINE)
-    with pytest.raises(DamagedError):  # a writer that knew of it is told as well, and stores nothing
+    with pytest.raises(DamagedError):  # a writer that knew of it hears of that as well, and stores nothing
         await bus.commit(LINE, b"entry-5", expected=seq, msg_id="5")
     assert (await bus.extent(LEDGER, LINE)).messages == 5
     last = await bus.last(LEDGER, OTHER)
@@ -122,6 +122,6 @@ async def test_a_reader_goes_on_behind_a_damaged_end(store: Store) -> None:
     for i in range(3):
         await bus.publish(MATH, b"score-%d" % i, msg_id=str(i))
     await store.damage(EVENTS, b"score-2")
-    async with bus.read(EVENTS, [MATH], start=4) as messages:  # whoever read all three goes on with the next
+    async with bus.read(EVENTS, [MATH], start=4) as messages:  # a reader of all three goes on with the next
         await bus.publish(MATH, b"score-3", msg_id="3")
         assert (await anext(aiter(messages))).data == b"score-3"

@@ -147,7 +147,7 @@ async def test_new_weights_in_mid_generation_tear_no_token(world):
 async def test_trained_adapters_arrive(world, rank):
     """Samples are those of the model with its adapters, and the server holds the weights of the version that it names.
 
-    Adapters travel merged. Real vLLM is asked for the digest of the parameters that it computes with.
+    Adapters travel merged. Real vLLM gives the digest of the parameters that it computes with.
     """
     lora = LoraConfig(rank=rank, alpha=2.0 * rank)
     policy = load_trainable_model(world.weights.parent / "model", ModelSetup(lora=lora, seed=rank))

@@ -2,7 +2,7 @@
 
     python install.py WHEELS SITE
 
-WHEELS holds wheels (see collect.py). SITE is made anew: this project, and of the wheels those that this interpreter
+WHEELS holds wheels (see collect.py). SITE is made again: this project, and of the wheels those that this interpreter
 lacks or has older than the project needs. Prints what was taken. SITE goes on PYTHONPATH.
 """
 

@@ -117,7 +117,7 @@ def mean_seconds(call: Callable[[], Any], repeat: int) -> float:
 
 
 def free_memory() -> None:
-    """Return what is no longer used to the GPU, and count its peak anew."""
+    """Return what is no longer used to the GPU, and count its peak from there."""
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()

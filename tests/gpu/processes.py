@@ -31,7 +31,7 @@ def started(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen
 
 
 def end_group(process: "subprocess.Popen[bytes]", patience_s: float = _PATIENCE_S) -> None:
-    """End a process that leads a session, and whatever it has started: asked first, then killed."""
+    """End a process that leads a session, and whatever it has started: first by SIGTERM, then by SIGKILL."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)

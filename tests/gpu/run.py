@@ -36,7 +36,7 @@ _CPU = _RESULTS / "cpu.jsonl"
 
 
 class Results:
-    """The lines of this run, written as they come; the page is written anew with each part that ends."""
+    """The lines of this run, written as they come; the page is written again with each part that ends."""
 
     def __init__(self, folder: Path, machine: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

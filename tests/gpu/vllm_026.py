@@ -86,7 +86,7 @@ class WeightNames:
         if status == 200 and self._version == version:  # else which token is of which is not known, and nothing is said
             for choice in found["choices"]:
                 choice["weight_versions"] = _spans(len(choice["token_ids"]), version)
-                choice["text"] = ""  # nobody here reads it
+                choice["text"] = ""  # no part here reads it
         await _answer(send, status, found)
 
     async def _call(self, scope: Message, body: bytes, receive: Receive) -> tuple[int, bytes]:

@@ -13,7 +13,7 @@ _FILLERS = {stream: names[0].replace("*", "gone") for stream, names in STREAMS.i
 async def copy_streams(source: Bus, target: Bus, alter: Callable[[StoredMessage], bytes]) -> int:
     """Store every message of `source` in `target` under its own sequence, with the data that `alter` makes of it.
 
-    What was trimmed is filled up on a subject of nobody's. Returns how many messages were changed.
+    What was trimmed is filled up on an unused subject. Returns how many messages were changed.
     """
     changed = 0
     for stream, filler in _FILLERS.items():

@@ -44,7 +44,7 @@ async def drop_blocks(server: EmbeddedServer, stream: str) -> None:
 
 
 def damage_in_place(store: Path, stream: str, marker: bytes) -> None:
-    """Change the last byte of `marker` under a server that runs: it shows once that reads the file anew."""
+    """Change the last byte of `marker` under a server that runs: it shows once that reads the file again."""
     hits = 0
     for block in _blocks(store, stream):
         data = block.read_bytes()

@@ -165,7 +165,7 @@ class Run:
             await anyio.sleep(0.05)
 
     async def wait_until_back(self, name: str, pid: int) -> None:
-        """Wait until another process than `pid` goes by that name."""
+        """Wait until another process than `pid` has that name."""
         await until(lambda: self.pids().get(name, pid) != pid, 600)
 
     async def wait(self, deadline_s: float) -> int:

@@ -1,4 +1,4 @@
-"""A stand-in before an inference server that forwards all requests, and answers oddly while it is told to.
+"""A stand-in before an inference server that forwards all requests, and answers oddly while a test wants it.
 
 No server that there is can be made to answer so; what it forwards is a real server's.
 """

@@ -10,7 +10,7 @@ __all__ = ["Proxy", "open_proxy"]
 
 
 class Proxy:
-    """Relays between whoever connects to `port` and 127.0.0.1:`target`, which may come and go."""
+    """Relays between clients of `port` and 127.0.0.1:`target`, which may come and go."""
 
     def __init__(self, port: int, target: int) -> None:
         self.port = port
@@ -32,7 +32,7 @@ class Proxy:
         return cut
 
     async def silence(self, seconds: float, *, answers_only: bool = False) -> None:
-        """Pass nothing on for so long, or nothing that the server says, and tell nobody; then go on where it stopped.
+        """Pass nothing on for so long, or nothing that the server says, without a sign; then go on where it stopped.
 
         What is cut meanwhile is lost.
         """
@@ -43,7 +43,7 @@ class Proxy:
             self.pass_on()
 
     def hold_back(self, *, answers_only: bool = False) -> None:
-        """Pass nothing on, or nothing that the server says, until `pass_on`; tell nobody."""
+        """Pass nothing on, or nothing that the server says, until `pass_on`, without a sign."""
         for direction in ["answers"] if answers_only else ["questions", "answers"]:
             self._heard[direction] = anyio.Event()
 

@@ -29,7 +29,7 @@ from lachesis.schemas.subjects import LEDGER
 GAP = "entry 2 is gone"
 """A server that ended in order knows all its messages, and leaves out the one that it cannot read."""
 WENT_BACK = "it held 6 entries and holds 2 now"
-"""One that was killed reads its store anew, and takes what lies behind the damage for half written."""
+"""One that was killed reads its store again, and takes what lies behind the damage for half written."""
 
 
 async def write_ledger(bus: NatsBus, folder: Path) -> str:

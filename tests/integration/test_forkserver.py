@@ -101,7 +101,7 @@ async def test_a_fork_is_what_it_is_told_and_its_exit_code_is_known(tmp_path: Pa
         await until(lambda: {" ".join(child.cmdline()).rstrip() for _, child in lives} == {title})
         assert await end(lives[0][0]) == -signal.SIGKILL
         with anyio.fail_after(150):
-            assert await lives[1][0].wait() == EXIT_STARTUP  # there is no server, which it says where it was told to
+            assert await lives[1][0].wait() == EXIT_STARTUP  # there is no server, which it says where it was set to
     said = (tmp_path / "service.log").read_text()
     assert "trainer" in said
     assert "nats://127.0.0.1:9" in said
@@ -116,7 +116,7 @@ async def test_a_fork_ends_with_its_supervisor(tmp_path: Path) -> None:
         os.close(process._stdin)
         process._stdin = os.open(os.devnull, os.O_RDONLY)
         await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-        await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)  # nobody has come
+        await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)  # no process has come
         assert "the supervisor is gone" in (tmp_path / "service.log").read_text()
         await process.wait()
 

@@ -42,7 +42,7 @@ STAGES = {"governor": run_governor, "normalizer": run_normalizer, "batcher": run
 
 
 class Wire:
-    """A connection to the server that sends what it is told, byte for byte."""
+    """A connection to the server that sends what it is given, byte for byte."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         host, _, port = server.url.rpartition("/")[2].rpartition(":")

@@ -31,7 +31,7 @@ TEXT = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\u2028\x08[/bold]\r\nFORGED line
 TOKEN = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\x0b\x0c[bold]"
 KINDS: Sequence[subjects.Kind] = ("reward", "curriculum", "alert", "eval", "dead")
 KEPT = {"run", "env", "revision", "v", "trainer", "service"}
-"""Fields by which a command finds what it is asked for."""
+"""Fields by which a command finds what it is to show."""
 
 COMMANDS: Sequence[Sequence[str]] = (
     ("status",), ("status", "--json"), ("top", "--once", "--window", "2"), ("top", "--json", "--window", "2"),

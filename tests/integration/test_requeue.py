@@ -68,7 +68,7 @@ class World:
         return rows
 
     async def store(self, **changes: Any) -> tuple[int, RolloutGroup]:
-        """Store a group as an environment does. By default nobody but a rater can score it."""
+        """Store a group as an environment does. By default only a rater can score it."""
         self.counter += 1
         said = [[Message(role="user", content="q"), Message(role="assistant", content=text)] for text in "ab"]
         unscored = msgspec.structs.replace(group().sequences, rewards={})
@@ -129,7 +129,7 @@ async def test_a_rollout_that_died_of_a_bug_is_put_back_and_trained_once(world: 
     async with AsyncExitStack() as stages:
         for name, main in (("governor", run_governor), ("normalizer", run_normalizer), ("batcher", run_batcher)):
             await stages.enter_async_context(world.stage(name, main, CONFIG))
-        async with world.stage("scorer", run_scorer, CONFIG):  # without raters: nobody can score the first group
+        async with world.stage("scorer", run_scorer, CONFIG):  # without raters the first group cannot be scored
             dead, original = await world.store()
             well, _ = await world.store(sequences=group().sequences)  # its environment scored this one
             assert await world.until_settled(dead, well) == {dead: "dead", well: "batched"}
@@ -138,7 +138,7 @@ async def test_a_rollout_that_died_of_a_bug_is_put_back_and_trained_once(world: 
         assert (looked["message"]["seq"], looked["refused"], looked["stored"]) == (dead, None, None)
         assert len(await world.rollouts()) == 2
 
-        asked = await world.lachesis("requeue", "--all")  # nobody answers the question
+        asked = await world.lachesis("requeue", "--all")  # no service answers the question
         assert asked.returncode == 1
         assert b"put 1 of them back?" in asked.stderr
         assert len(await world.rollouts()) == 2

@@ -1,6 +1,6 @@
 """A run is upgraded under load, one service after the other, and nothing is lost.
 
-Each process is told to drain (SIGTERM) and starts again as a newer build, which writes fields that the others do not
+Each process gets SIGTERM, drains and starts again as a newer build, which writes fields that the others do not
 know yet; so at any moment old and new ones read each other. Then nats-server is restarted, and at last the whole run.
 """
 

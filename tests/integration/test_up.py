@@ -112,7 +112,7 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(folder: Path)
     processes = [psutil.Process(pid) for pid in running.values()]
     importing = next(one for one in psutil.Process(running["batcher"]).parents() if "forkserver" in one.cmdline())
     assert importing.create_time() <= psutil.Process(running["nats-server"]).create_time(), "it imports meanwhile"
-    (folder / "run.toml").unlink()  # the services, and the caller by the run's name, go by the one in its folder
+    (folder / "run.toml").unlink()  # the services, and the caller by the run's name, use the one in its folder
     away = folder / "away"
     away.mkdir()
     command = [sys.executable, "-m", "lachesis", "status", "--run", "up", "--json"]

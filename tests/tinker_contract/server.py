@@ -2,7 +2,7 @@
 
 No open server known to us takes the SDK's protobuf requests, so this one answers what our back end asks, by the SDK's
 own types and protobuf modules, with a real model of torch: gradients, Adam, saved states and samples are computed. All
-weights are trained, whatever rank is asked for. Sessions, saved states and samplers are kept in a folder; models in
+weights are trained, whatever rank is requested. Sessions, saved states and samplers are kept in a folder; models in
 training are in memory, and gone when the process is killed. Every request is written to requests.jsonl.
 
     python -m tinker_contract.server FOLDER MODEL PORT KEY

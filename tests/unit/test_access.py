@@ -57,7 +57,7 @@ def test_nothing_belongs_to_another_run() -> None:
 
 @pytest.mark.parametrize("subject", ["$SRV.>", "rl.>"])
 def test_no_service_hears_everything(subject: str) -> None:
-    # nats-server lets whoever may subscribe to `a.*` subscribe to `a.>` as well
+    # nats-server lets a user that may subscribe to `a.*` subscribe to `a.>` as well
     for identity in WORKERS:
         heard = (*TABLE[identity].hears, *TABLE[identity].serves)
         assert not any(matches(pattern, subject) for pattern in heard), identity

@@ -107,7 +107,7 @@ def test_a_promotion_brings_in_no_code(code):
         {"rater": "math", "params": {"workers": 100_000}},
         {"rater": "exact_match", "params": {"pattern": {"$ref": "file:///etc/passwd"}}},
         {"rater": "exact_match", "params": {"pattern": "(a+)+$"}},  # would hold the scorer up
-        {"rater": "numeric", "params": {"tolerance": "***"}},  # masked: not what it was judged with
+        {"rater": "numeric", "params": {"tolerance": "***"}},  # masked: not what it was scored with
         {"rater": "/here/mine.py:mine", "params": {}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://evil", "scale": 2.0}},
         {"rater": "/here/mine.py:mine", "params": {"api_key": "***", "url": "https://judge", "scale": 3.0}},

@@ -1,10 +1,10 @@
 """The speed of the pipeline beside others, in one command: `make bench`, or `make bench ARGS="--quick --against main"`.
 
 Everything is measured in one run, in turn, so that ratios hold on a shared machine; each figure is the median of the
-rounds. Told is also how busy other processes kept the machine meanwhile. What does not run here (Atropos without `make
-atropos`, TransferQueue where it does not install) is left out by name. The figures are printed beside those of the last
-recorded run, or with `--against COMMIT` beside that commit's, measured in the same run, and written as JSON with a
-picture. `--record` keeps them as the recorded ones.
+rounds. Printed is also how busy other processes kept the machine meanwhile. What does not run here (Atropos without
+`make atropos`, TransferQueue where it does not install) is left out by name. The figures are printed beside those of
+the last recorded run, or with `--against COMMIT` beside that commit's, measured in the same run, and written as JSON
+with a picture. `--record` keeps them as the recorded ones.
 """
 
 import argparse

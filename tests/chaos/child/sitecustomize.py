@@ -1,4 +1,4 @@
-"""Imported by every Python process of a campaign before anything else: what it is told is acknowledged is noted, and
+"""Imported by every Python process of a campaign before anything else: each acknowledgement that it gets is noted, and
 where the campaign asks for it, it works under harder conditions or is broken on purpose."""
 
 import os

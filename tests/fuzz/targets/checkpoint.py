@@ -1,7 +1,7 @@
 """Checkpoints and weights files: every file of them cut, flipped and exchanged.
 
 A case is a file's name, a line break and its content. `checkpoint.folder` leaves the checksums as they were;
-`checkpoint.sealed` writes them anew, so that what lies behind them is met, but for the sizes in `config.json`: a model
+`checkpoint.sealed` writes them again, so that what lies behind them is met, but for the sizes in `config.json`: a model
 that its user names is trusted with the machine's memory.
 """
 

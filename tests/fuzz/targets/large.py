@@ -25,7 +25,7 @@ class _Stream:
         self.stored: dict[int, StoredMessage] = {}
 
     async def append(self, _: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
-        del after  # nobody else writes here
+        del after  # no other process writes here
         return (await self.store(subject, data, headers)).seq
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:

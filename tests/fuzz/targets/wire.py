@@ -1,7 +1,7 @@
 """The events of `schemas/` from msgpack, and the texts that travel in headers.
 
 What decodes must encode to an equal event, hold only finite numbers where a field is declared a float, and serve
-whoever reads it next: columns iterate, a rollout has a plan that its header gives back, samples can be made for raters.
+its next reader: columns iterate, a rollout has a plan that its header gives back, samples can be made for raters.
 """
 
 import math

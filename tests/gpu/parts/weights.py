@@ -30,7 +30,7 @@ _BESIDE = [
     ("in", "copied anew"),
     ("in", "copied over"),
 ]
-"""What is told in units of something else, of the same round."""
+"""What is given in units of something else, of the same round."""
 
 
 def measure(*, small: bool) -> None:

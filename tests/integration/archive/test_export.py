@@ -213,7 +213,7 @@ async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> N
     assert not (world.folder / "out.jsonl.partial").exists()
     pytest.importorskip("pyarrow")
     code, err = 0, ""
-    while code == 0:  # it was done before it was told
+    while code == 0:  # it was done before it was reported
         (world.folder / "out.parquet").unlink(missing_ok=True)
         process = await frozen_while_it_writes(world, "out.parquet")
         process.send_signal(signal.SIGINT)

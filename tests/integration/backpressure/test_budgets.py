@@ -71,7 +71,7 @@ async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_whe
 async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
     nats_bus: NatsBus, streams_config: StreamsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The governor is told of no budget, so the server refuses, and takes what comes when there is room."""
+    """The governor gets no budget, so the server refuses, and takes what comes when there is room."""
     await nats_bus.ensure_streams(msgspec.structs.replace(streams_config, rollouts_bytes=MIB))
     world = World(nats_bus, resized(make_config(words=8), words=1000))
     world.extra["words"] = lambda: noise(50_000)

@@ -1,5 +1,5 @@
 """Leases fail closed: without a governor nothing begins, what a dead environment held comes back, and a group that can
-never be admitted stands in nobody's way.
+never be admitted holds up no other.
 """
 
 import time

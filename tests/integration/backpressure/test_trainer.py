@@ -108,7 +108,7 @@ async def test_15_slow_environments_get_their_part_and_a_fast_one_the_rest(
 def check_that_waits_are_kept(world: World, slow: list[str]) -> None:
     """A slow environment that holds nothing and was refused finds what it waits for still free, whatever came first.
 
-    One that has not asked for a while is forgotten, as it is after a pause of this process.
+    One that has sent no request for a while is forgotten, as it is after a pause of this process.
     """
     waiting: dict[str, tuple[int, float]] = {}
     patience_s = 4 * world.config.flow.retry_s + 1.0

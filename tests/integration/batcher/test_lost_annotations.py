@@ -1,4 +1,4 @@
-"""Annotations that nobody can read: those who wait for them get an outcome, and what a newer build wrote is kept."""
+"""Annotations that cannot be read: rollouts that wait for them get an outcome, and what a newer build wrote is kept."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -143,7 +143,7 @@ async def test_an_unreadable_score_holds_up_neither_its_groups_nor_the_windows_a
     world, config = World(bus), run_config()
     width = config.normalization.window
     groups = [await world.rollout() for _ in range(4 * width)]
-    lost = await unreadable(bus, kind)  # of the first group, which nobody can know
+    lost = await unreadable(bus, kind)  # of the first group, which is not known
     for seq, group in groups[1:]:
         await score(bus, seq, group)
     async with batcher(bus, config), anyio.create_task_group() as tasks:
@@ -242,7 +242,7 @@ async def test_what_a_newer_build_wrote_stops_its_reader_and_is_read_by_the_upgr
         text = str(leaves(stopped.value)[0])
         assert f"sequence 1 of EVENTS (rl.{kind}.{RUN}.live.{ENV}), written by {writer}" in text
         assert "upgrade this service" in text
-        assert len(await letters_after(bus, 1)) == 0  # it is not bad, so nobody buried it
+        assert len(await letters_after(bus, 1)) == 0  # it is not bad, so it was not given up
         monkeypatch.setattr(codec, "SCHEMA_VERSION", SCHEMA_VERSION + 1)  # upgraded; it still makes no sense, though
         service = Service(bus, stage, RUN)
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""What readers leave on a server: no consumer that nobody pulls from, and none where there was nothing to read."""
+"""What readers leave on a server: no consumer without a reader, and none where there was nothing to read."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ async def consumers(bus: NatsBus, stream: str) -> list[str]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(25):  # the server forgets any consumer after 30
-        while not await condition():  # noqa: ASYNC110 - it is asked of a server
+        while not await condition():  # noqa: ASYNC110 - it is requested of a server
             await anyio.sleep(0.02)
 
 
@@ -146,7 +146,7 @@ async def test_closing_a_reader_does_not_wait_for_a_server_that_is_gone(
 
 
 async def test_deadlines_that_were_met_make_no_consumer(nats_bus: NatsBus) -> None:
-    """Sixty rollouts with a teacher's pointer and no reward yet: nobody has to look when their deadlines pass."""
+    """Sixty rollouts with a teacher's pointer and no reward yet: no reader has to look when their deadlines pass."""
     config = RunConfig(
         run="r",
         batching=BatchingConfig(batch_size=8, teacher="optional", teacher_deadline_s=0.3),

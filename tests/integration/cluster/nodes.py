@@ -148,7 +148,7 @@ class Cluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now, all different."""
+    """Return ports without a listener now, all different."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -39,7 +39,7 @@ async def test_commands_answer_without_a_quorum(tmp_path: Path, streams_config: 
             assert found["streams"] is None
             states = {row["service"]: row["state"] for row in found["services"]}
             assert states["scorer"] == "ok"
-            assert states["batcher"] == "unknown"  # not silent: nobody knows
+            assert states["batcher"] == "unknown"  # not silent: not known
             text = await command(cluster, "status")
             assert "problem  " in text.stdout
             assert "init" not in text.stdout

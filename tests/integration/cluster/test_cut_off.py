@@ -103,7 +103,7 @@ async def test_a_run_goes_on_beside_a_node_that_is_cut_off(tmp_path: Path) -> No
 
 
 async def test_whoever_starts_meets_no_dead_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server that is tried first knows nobody else: the next one is taken, long before one gives up."""
+    """The server that is tried first knows no other: the next one is taken, long before one gives up."""
     monkeypatch.setattr(connection.random, "shuffle", lambda _: None)
     async with open_split_cluster(tmp_path / "three nodes") as cluster:
         node = cluster.names[0]

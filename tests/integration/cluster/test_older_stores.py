@@ -1,6 +1,6 @@
 """Two nodes of three come back with older stores after everybody was killed: named, recovered from, trained to the end.
 
-The node that has what the others lost calls itself current afterwards, so its copies have to be made anew. What it
+The node that has what the others lost calls itself current afterwards, so its copies have to be made again. What it
 alone had is saved before, and its rollouts are stored again: none is lost.
 """
 
@@ -25,7 +25,7 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, STREAMS, stream_
 
 MANY = 1_000_000
 ASKED = 9
-"""Times that each message is asked for: one of three copies answers, whichever is nearest."""
+"""Times that each message is requested: one of three copies answers, whichever is nearest."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,4 +1,4 @@
-"""A cluster in a few seconds: one copy becomes three, the leader leaves, and nobody misses a message."""
+"""A cluster in a few seconds: one copy becomes three, the leader leaves, and no reader misses a message."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A replica that lags behind: whoever reads from it waits; nobody takes its end for the stream's."""
+"""A replica that lags behind: its readers wait, and none takes its end for the stream's."""
 
 import anyio
 import pytest

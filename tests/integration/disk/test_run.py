@@ -1,5 +1,5 @@
-"""A real run whose streams, checkpoints and logs lie on one disk, which becomes full: it is said within seconds, nobody
-ends, and the run goes on by itself once there is room, with nothing lost or trained twice."""
+"""A real run whose streams, checkpoints and logs lie on one disk, which becomes full: it is said within seconds, no
+process ends, and the run goes on by itself once there is room, with nothing lost or trained twice."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ async def _command(run: Run, *command: str) -> subprocess.CompletedProcess[bytes
 
 
 async def _until_shown(run: Run, *any_of: str) -> None:
-    """Wait until `status` shows one of the texts, as it does once a service has met the full disk and told of it."""
+    """Wait until `status` shows one of the texts, as it does once a service has met the full disk and reported it."""
     with anyio.fail_after(120):
         shown = ""
         while not any(text in shown for text in any_of):

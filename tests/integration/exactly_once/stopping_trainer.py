@@ -1,4 +1,4 @@
-"""The command line with a trainer that writes down each batch it takes and, if told to, stops inside a step.
+"""The command line with a trainer that writes down each batch it takes and, if set to, stops inside a step.
 
 `STOP_IN` names the batch: its optimizer has moved the weights, and the checkpoint before it has been written beside it,
 when the process writes "inside step" and waits for ever.

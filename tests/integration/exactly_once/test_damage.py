@@ -1,4 +1,4 @@
-"""A broker whose store is damaged while it is down: nobody takes what cannot be read for what never was."""
+"""A broker whose store is damaged while it is down: no reader takes what cannot be read for what never was."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Messages of somebody else on a subject that one writer owns: passed over, told of, and no hindrance to any start."""
+"""Messages of somebody else on a subject that one writer owns: passed over, reported, and no hindrance to any start."""
 
 import logging
 

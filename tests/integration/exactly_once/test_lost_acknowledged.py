@@ -1,4 +1,4 @@
-"""A store loses the newest messages that nobody had read: their writers miss them, and one command leads back."""
+"""A store loses the newest unread messages: their writers miss them, and one command leads back."""
 
 import os
 import signal

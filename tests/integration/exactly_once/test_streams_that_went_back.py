@@ -616,7 +616,7 @@ async def stored_groups(bus: NatsBus) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["unreadable", "gone", "older", "the whole bucket is older"])
 async def test_what_an_earlier_recovery_noted_outlives_the_record_that_lists_it(copies, tmp_path, make_lab, harm):
-    """Otherwise the same loss would be found anew, and rollouts that were stored once more would be stored again."""
+    """Otherwise the same loss would be found again, and rollouts that were stored once more would be stored again."""
     config, store = config_of(copies), replaced(copies, tmp_path / "regrown", ROLLOUTS)
     async with serving(store) as bus:
         lab = make_lab(bus)

@@ -85,7 +85,7 @@ async def test_groups_are_held_while_the_trainer_stands_and_none_is_lost_when_it
     world: World, client: Client
 ) -> None:
     words = await client.register("words")
-    # reserves half of each batch, has nothing to send and never disconnects: nobody waits for it
+    # reserves half of each batch, has nothing to send and never disconnects: no environment waits for it
     await client.register("sums", min_batch_allocation=0.5)
     async with anyio.create_task_group() as tasks:
         for number in range(20):
@@ -107,7 +107,7 @@ async def test_groups_are_held_while_the_trainer_stands_and_none_is_lost_when_it
     with anyio.fail_after(60):
         while (await world.outcomes()).total() < 20:  # noqa: ASYNC110
             await anyio.sleep(0.1)
-    # what was held is as old as it was when it came: an environment that ignores the queue makes what nobody can use
+    # what was held is as old as it was when it came: an environment that ignores the queue makes groups of no use
     assert (await world.outcomes()) == {"batched": 6, "stale": 14}
     assert [batch.sequences for batch in world.batches] == [8, 8, 8]
     assert world.worst == 24

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a run before anything else: those told so are of a newer build.
+"""Imported by every Python process of a run before anything else: those with a variable are of a newer build.
 
 NEWER_BUILD names a file with service names. A service listed there when it starts writes, in every struct of every
 event, a field more than this build knows, as a later version of it would after an upgrade.

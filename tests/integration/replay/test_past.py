@@ -1,4 +1,4 @@
-"""Training on the past and rebuilding it on a real server: digests, a trainer killed (-9), stores that were changed."""
+"""Training on history and rebuilding it on a real server: digests, a trainer killed (-9), stores that were changed."""
 
 import json
 import math

@@ -78,7 +78,7 @@ async def resolved(world: World) -> int:
 
 
 async def rewards(world: World) -> list[tuple[int | None, GroupReward]]:
-    """Every live reward with what judged it, in the order of ROLLOUTS, without stamps."""
+    """Every live reward with what scored it, in the order of ROLLOUTS, without stamps."""
     found = []
     async with world.bus.read(subjects.EVENTS, [subjects.event("reward", RUN, "live")], follow=False) as messages:
         async for message in messages:

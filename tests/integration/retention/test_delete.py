@@ -93,7 +93,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     for name in ("notes", "thesis.tex"):
         shutil.rmtree(folder / name) if name == "notes" else (folder / name).unlink()
 
-    code, out, err = await world.lachesis("runs", "delete", RUN)  # nobody answers
+    code, out, err = await world.lachesis("runs", "delete", RUN)  # no service answers
     assert code == 1
     assert "209 messages" in out  # with the chunks of the large one
     assert "up to step-00000003" in err

@@ -51,7 +51,7 @@ async def governor(bus: Bus, config: RunConfig) -> AsyncIterator[Service]:
 
 
 async def ask(bus: Bus, request: LeaseRequest) -> LeaseReply:
-    """Ask as a producer does: a governor that is not there yet is asked again."""
+    """Ask as a producer does: the request to a governor that is not there yet is repeated."""
     with anyio.fail_after(60):
         while True:
             try:
@@ -234,7 +234,7 @@ async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_
             while service.vitals.metrics.get("flow/outstanding") != 8:
                 assert (await ask(bus, renewal(held))).granted
                 await anyio.sleep(0.1)
-        await granted(bus, acquire())  # once the one that nobody renews any more has run out
+        await granted(bus, acquire())  # once the one without renewals has run out
 
 
 async def test_a_later_governor_ends_the_earlier_one(bus: Bus) -> None:
@@ -322,7 +322,7 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
 async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts(
     nats_bus: NatsBus, nats_server: EmbeddedServer
 ) -> None:
-    """Longer than leases last. The first to be heard after that is whoever wants more."""
+    """Longer than leases last. The first to be heard after that is the one that wants more."""
     config = make_config(lease_s=5.0)
     target = int(nats_server.url.rpartition(":")[2])
     async with (
@@ -339,6 +339,6 @@ async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts
             assert "8 of 8 sequences are outstanding" in str(reply.reason) or "unknown" in str(reply.reason)
         renewed = await ask(nats_bus, renewal(running))
         assert renewed.granted
-        await granted(nats_bus, acquire())  # once the one that nobody renews any more has run out
+        await granted(nats_bus, acquire())  # once the one without renewals has run out
         assert service.vitals.metrics["flow/late"] == 0
         assert (await ask(nats_bus, acquire())).granted is False

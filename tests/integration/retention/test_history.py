@@ -1,4 +1,4 @@
-"""History on a real server: a run goes on for many times its budget, stops for whoever still reads, and goes on again.
+"""History on a real server: a run goes on for many times its budget, stops while it is still read, and goes on again.
 
 Governor, batcher, normalizer, curriculum and scorer are the real ones; producer and trainer do what theirs do, without
 inference and optimizer.

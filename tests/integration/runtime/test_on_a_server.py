@@ -141,6 +141,6 @@ async def test_a_loop_that_is_left_before_the_bus_is_closed_ends_in_silence(bus,
             left = asyncio.all_tasks() - before
             await asyncio.wait(left) if left else None
             del left, batches
-            gc.collect()  # only then asyncio speaks of an exception that nobody asked for
+            gc.collect()  # only then asyncio speaks of an exception that was never retrieved
             await anyio.lowlevel.checkpoint()
     assert unhandled == []

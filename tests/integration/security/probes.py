@@ -19,7 +19,7 @@ ENVIRONMENTS = ("environment-words", "environment-far")
 IDENTITIES = [*(name for name in services() if name != "environment"), *ENVIRONMENTS, OPERATOR, OBSERVER]
 STORES = [stream_name("one", kind) for kind in (*STREAMS, BUCKET)]
 OWN = "<own name>"
-"""Stands for a name of consumers, or a prefix of inboxes, that belongs to whoever tries it."""
+"""Stands for a name of consumers, or a prefix of inboxes, that belongs to the one that tries it."""
 OTHER = "<another's name>"
 
 _KINDS = ("score", "reward", "curriculum", "teacher", "dead", "eval", "alert")
@@ -75,7 +75,7 @@ _SERVER_CALLS = (
 _DURABLES = ("scorer=one=live", "teacher=one=live")
 _VERBS = ("PING", "INFO", "STATS")
 _LAST = "last.of.all"
-"""What nobody may publish on, so that its refusal is the last one."""
+"""What no identity may publish on, so that its refusal is the last one."""
 
 
 def publications() -> Iterator[str]:
@@ -176,7 +176,7 @@ async def _refused(server: Secured, identity: str, publish: list[str], subscribe
 
 
 def as_table(may: Mapping[str, tuple[set[str], set[str]]]) -> str:
-    """Return the table for people. What nobody may do is counted, not listed."""
+    """Return the table for people. What no identity may do is counted, not listed."""
     lines = [_TITLE]
     for verb, which, tried in (("publish", 0, publications()), ("subscribe to", 1, subscriptions())):
         rows: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Who gets in, over what, and what is said to whom does not."""
+"""Who gets in, over what, and what a refused client hears."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What one key can use up for the others is said by `doctor` and `status`, by whom, and the operator frees it."""
+"""What one key can use up for the others is said by `doctor` and `status`, with its name, and the operator frees it."""
 
 import json
 import os
@@ -135,7 +135,7 @@ async def test_an_environment_that_fills_the_rollouts_is_named_and_shut_out(
         auth_init(server.folder, config=RUN)
         os.kill(server.pid, signal.SIGHUP)
         with anyio.fail_after(30):
-            while client.is_connected:  # noqa: ASYNC110 - the client tells nobody
+            while client.is_connected:  # noqa: ASYNC110 - the client gives no sign
                 await anyio.sleep(0.02)
     seed.write_text(old)
     with pytest.raises(AccessError):

@@ -71,7 +71,7 @@ from lachesis.services.supervisor.supervisor import has_survivors
 HANG_S = 3.0
 MOST_BYTES = 2 << 30
 NO_SERVER = "tls://127.0.0.1:1"
-"""Where nobody listens; what reads its credentials first is done with them when it says so."""
+"""Where no process listens; what reads its credentials first is done with them when it says so."""
 TRACEBACK = "this would be a traceback"
 UNFIT = {"token", "password", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"}
 """Files whose good state is not worth making: no server checks them here."""
@@ -347,7 +347,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Let whoever reads without end fail in this process alone."""
+    """Let a reader without end fail in this process alone."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, before[1]))

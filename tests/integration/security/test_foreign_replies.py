@@ -1,4 +1,4 @@
-"""A request whose answer is to go to a foreign subject: it gets none, and the service that it asked goes on."""
+"""A request whose answer is to go to a foreign subject: it gets none, and the service goes on."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -61,8 +61,8 @@ async def send_all(lease: NatsBus, health: NatsBus, reply: str) -> None:
 async def answered(asking: NatsBus, subject: str) -> Msg:
     """Ask until there is an answer.
 
-    Once one goes to `>`, the server forgets to whom others under way to that account were to go: the account that asked
-    so harms itself, and nobody else.
+    Once one goes to `>`, the server forgets where others under way to that account were to go: the account that sent it
+    so harms itself, and no other.
     """
     with anyio.fail_after(60):
         while True:
@@ -102,7 +102,7 @@ async def test_a_server_without_accounts_gets_no_answer_for_a_foreign_subject(
     ):
         await send_all(environment, environment, reply)
         with anyio.fail_after(60):
-            while bus.unanswered.count < 5:  # noqa: ASYNC110 - told by the server
+            while bus.unanswered.count < 5:  # noqa: ASYNC110 - the server reports it
                 await anyio.sleep(0.01)
         assert await environment.request(LEASE, b"mine", timeout_s=60) == b"mine"
         await service.heartbeat()

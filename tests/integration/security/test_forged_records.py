@@ -214,7 +214,7 @@ async def test_the_trainer_refuses_a_forged_batch_before_it_trains_on_it(
 async def test_an_entry_that_settles_rollouts_behind_the_end_is_recovered_from(
     bus: NatsBus, config: RunConfig, beyond: int
 ) -> None:
-    """What may have been lost is taken for lost, whoever says so: filling up costs seconds, and no rollout."""
+    """What may have been lost is taken for lost, whatever service says so: filling up costs seconds, and no rollout."""
     await write_ledger(bus)
     end = (await bus.usage(ROLLOUTS)).last
     await append(bus, await following(bus, watermark=end + beyond, written_ns=time.time_ns()))

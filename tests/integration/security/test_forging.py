@@ -24,7 +24,7 @@ FORGED = (
     "rl.rollout.one.forged", "rl.reward.one.live.forged", "rl.score.one.live.forged", "rl.ledger.one.forged",
     "rl.state.one.trainer.live.forged", "$KV.lachesis_one.forged", "$KV.lachesis_one.inference.forged",
 )  # fmt: skip
-"""Subjects that streams store, and that nobody has any business with but where a wildcard allows it."""
+"""Subjects that streams store, and that no identity may use but where a wildcard allows it."""
 CALLS = (
     "$JS.API.STREAM.PURGE.lachesis_one_LEDGER",
     "$JS.API.STREAM.DELETE.lachesis_one_LEDGER",

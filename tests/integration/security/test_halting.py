@@ -56,7 +56,7 @@ WRITES = {
     "environment-words": set(),
     OBSERVER: set(),
 }
-"""The kinds of annotations that each may store; nobody else stores any, but for the operator."""
+"""The kinds of annotations that each may store; no other stores any, but for the operator."""
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def judging(server: Secured) -> AsyncIterator[NatsBus]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(60):
-        while not await condition():  # noqa: ASYNC110 - what is stored is asked for
+        while not await condition():  # noqa: ASYNC110 - what is stored is read
             await anyio.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""A key that stores `{"v": 4}` ends nobody, unless it says in its own heartbeats that it is of a newer build."""
+"""A key that stores `{"v": 4}` ends no process, unless it says in its own heartbeats that it is of a newer build."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager

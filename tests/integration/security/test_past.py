@@ -1,4 +1,4 @@
-"""Training on the past with the operator's key and rebuilding it with the observer's, on a server with permissions."""
+"""Training on history with the operator's key and rebuilding it with the observer's, on a server with permissions."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Every HTTP route of inference server, gateway, endpoint and page, asked in hostile ways: it refuses and goes on.
+"""Every HTTP route of inference server, gateway, endpoint and page, used in hostile ways: it refuses and goes on.
 
-The routes are those of the applications themselves, so that a new one is asked, too.
+The routes are those of the applications themselves, so that a new one is used, too.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A store or a folder of a run that is gone is missed: while the run goes on, and before anything begins anew."""
+"""A store or a folder of a run that is gone is missed: while the run goes on, and before anything begins again."""
 
 import errno
 import shutil
@@ -134,7 +134,7 @@ async def test_a_run_goes_on_without_a_stream_that_is_gone_by_the_command_that_i
     assert (await recover_run(config, lambda *_: False))[0] is not None
     assert {one.name for one in await bus.describe_streams()} == there, "nobody agreed to any change"
     with pytest.raises(HistoryLostError, match=f"or `lachesis runs recover {RUN}`"):
-        await make_streams(bus, config)  # nobody agreed
+        await make_streams(bus, config)  # no supervisor agreed
     shown: list[RecoveryPlan] = []
     plan, _ = await recover_run(config, lambda plan, _: not shown.append(plan))
     assert plan is not None

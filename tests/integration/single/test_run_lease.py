@@ -1,4 +1,4 @@
-"""The lease by which a run has one supervisor: who is refused, who takes over, and who is told that it lost."""
+"""The lease by which a run has one supervisor: who is refused, who takes over, and who learns that it lost."""
 
 import os
 import socket

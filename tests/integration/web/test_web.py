@@ -1,4 +1,4 @@
-"""`lachesis web` as a browser meets it: what it answers, whom it refuses, and the page in a real browser."""
+"""`lachesis web` as a browser meets it: what it answers and refuses, and the page in a real browser."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What is wrong with an address is said before anything is asked, and never with the secrets in it."""
+"""What is wrong with an address is said before it is used, and never with the secrets in it."""
 
 from urllib.parse import urlparse
 

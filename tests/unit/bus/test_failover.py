@@ -131,7 +131,7 @@ async def test_a_short_wait_asks_nobody():
 
 
 async def test_a_server_that_does_not_serve_is_left_by_those_who_wait_for_nothing():
-    """A reader there hears nothing more, and nobody tells it."""
+    """A reader there hears nothing more, not even that."""
     here = FakeLink(0, CUT_OFF, NO_LEADER)
     passing = {"h1": None, "h2": FakeLink(2, SERVED)}
     assert (await watch(here, passing, stalled_s=None, passing_s=LEAVE_AFTER_S - 0.1))[0] == []

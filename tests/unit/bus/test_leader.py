@@ -29,7 +29,7 @@ def counts(messages, last=9):
 
 
 class Leader:
-    """Answers what it was told to, in order, and notes what it was asked."""
+    """Gives prepared answers in order, and notes the requests."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

@@ -20,7 +20,7 @@ async def test_bounds_and_order() -> None:
         for name, size in enumerate((50, 40, 20, 5, 5)):
             tasks.start_soon(enter, name, size)
         await anyio.wait_all_tasks_blocked()
-        assert order == [0, 1]  # the third does not fit, and nobody overtakes it
+        assert order == [0, 1]  # the third does not fit, and no later one overtakes it
         window.release(50)
         await anyio.wait_all_tasks_blocked()
         assert order == [0, 1, 2, 3]  # three messages are the limit

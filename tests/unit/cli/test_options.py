@@ -84,7 +84,7 @@ async def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path / "away")
     found = Options(run="mine").config()
     assert (found.path, found.seed) == (tmp_path / "one/runs/mine", 7)
-    assert Options(file=file).config().path == found.path  # asked for as it was started, and not as a new run
+    assert Options(file=file).config().path == found.path  # requested as it was started, and not as a new run
     assert Options(file=tmp_path / "one/runs/mine/run.toml").config() == found
     monkeypatch.setenv("LACHESIS_RUN", "mine")
     assert Options().config() == found

@@ -1,4 +1,4 @@
-"""What may be put back, judged from the streams alone; and that done twice, however much later, it is done once."""
+"""What may be put back, decided from the streams alone; and that done twice, however much later, it is done once."""
 
 from itertools import count
 from types import SimpleNamespace

@@ -46,7 +46,7 @@ def test_what_always_takes_long_is_not_late_and_what_was_never_begun_is_left_out
 
 
 def test_a_time_in_which_this_process_was_held_up_makes_no_call_late() -> None:
-    """Whatever is timed: after a SIGSTOP of its own, a process has heard no answer, and blames nobody for it."""
+    """Whatever is timed: after a SIGSTOP of its own, a process has heard no answer, and blames no server for it."""
     times = after(8, 0.5)
     begin(times, "x", 100.0)
     times.check_clock(101.0)

@@ -1,4 +1,4 @@
-"""Errors of the file system that a user can mend are told from bugs."""
+"""Errors of the file system that a user can mend are no bugs."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a run evaluates without being asked, and why some do not."""
+"""What a run evaluates by default, and why some do not."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The demo on a pretrained model: its tasks are disjoint, and its packages are asked for by name."""
+"""The demo on a pretrained model: its tasks are disjoint, and its missing packages are named."""
 
 from pathlib import Path
 

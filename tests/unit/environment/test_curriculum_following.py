@@ -1,4 +1,4 @@
-"""What the environment service makes of the snapshots it is told to draw by."""
+"""What the environment service makes of the curriculum's snapshots."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from lachesis.schemas.control import CurriculumSnapshot
 
 
 class Pool(list):
-    """An environment of two tasks, of which nothing else is asked."""
+    """An environment of two tasks, of which nothing else is used."""
 
     rollout_timeout_s = 900.0
     turn_timeout_s = 60.0

@@ -1,4 +1,4 @@
-"""What keeps groups from being made is counted, told once, and not drawn again where no other try will help."""
+"""What keeps groups from being made is counted, reported once, and not drawn again where no other try will help."""
 
 import logging
 from typing import Any

@@ -356,7 +356,7 @@ async def test_a_task_that_a_bug_costs_is_not_judged_and_the_others_are(lab, wor
 
 @pytest.mark.parametrize("step", [10, 10**9])
 async def test_an_evaluation_of_a_policy_that_there_never_was_stops_no_later_one(lab, world, step):
-    """Whoever has the evaluator's key may store one, which lies there for ever."""
+    """A holder of the evaluator's key may store one, which lies there for ever."""
     await publish(lab, 0)
     async with lab.running(evaluator(CONFIG), "evaluator"):
         await lab.until(evaluated(lab, 0, "sums", "words"))

@@ -684,7 +684,7 @@ async def test_an_environment_whose_judge_is_away_waits() -> None:
 
 
 class Thinking(FakeInference):
-    """Its chat template ends with `opening`. `asked` counts the tails of prompts that it was asked to spell."""
+    """Its chat template ends with `opening`. `asked` counts the tails of prompts that it had to spell."""
 
     def __init__(self, opening: str) -> None:
         super().__init__(lambda prompt, call: "so</think>yes")

@@ -62,7 +62,7 @@ class Echo(Environment):
 
 
 class Governor:
-    """Grants up to `limit` leases at a time; counts what was asked of it."""
+    """Grants up to `limit` leases at a time; counts the requests."""
 
     def __init__(self, lab, limit=10**6, expires_s=60.0):
         self.lab = lab

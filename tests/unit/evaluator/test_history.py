@@ -1,4 +1,4 @@
-"""First, newest and best; falls that are told, and those that are chance."""
+"""First, newest and best; falls that are reported, and those that are chance."""
 
 import numpy as np
 import pytest

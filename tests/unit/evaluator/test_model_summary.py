@@ -1,4 +1,4 @@
-"""The row of an inference test: figures are of answers alone, and what nobody knows is None."""
+"""The row of an inference test: figures are of answers alone, and what is not known is None."""
 
 import pytest
 

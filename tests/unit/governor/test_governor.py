@@ -256,7 +256,7 @@ def test_a_released_lease_frees_its_share() -> None:
 def test_a_fast_environment_leaves_the_slow_ones_their_minimum() -> None:
     it = governor()
     slow = [f"slow{i}" for i in range(5)]
-    for env in slow:  # they asked before and hold nothing now
+    for env in slow:  # they sent requests before and hold nothing now
         lease = it.answer_request(acquire(env), 0.0).lease
         it.answer_request(LeaseRequest(op="release", producer="p", env=env, lease=lease), 0.0)
     while it.answer_request(acquire("fast"), 1.0).granted:
@@ -291,7 +291,7 @@ def test_producers_that_wait_for_a_full_ledger_are_known_to_wait() -> None:
     assert not reply.never
     pressure = it.budget.pressure(LEDGER)
     assert (pressure.excess, pressure.short) == (400, 100)
-    assert it.budget.pressure(LEDGER).short == 0  # nobody was refused since
+    assert it.budget.pressure(LEDGER).short == 0  # no request was refused since
 
 
 def test_a_group_larger_than_a_budget_is_told_so_and_blocks_nobody() -> None:
@@ -373,7 +373,7 @@ def test_blocked_means_that_nothing_under_way_can_help() -> None:
     assert not it.blocked  # two are running
     for seq, lease in enumerate(leases, 1):
         it.member(seq, "a", plan(3, lease), 0.0)
-    assert not it.blocked  # nobody asked since
+    assert not it.blocked  # no request since
     assert not it.answer_request(acquire(sequences=3), 0.0).granted
     assert it.blocked
     assert it.status("r") == AdmissionStatus(run="r", blocked=True, last_rollout=2, last_entry=-1)

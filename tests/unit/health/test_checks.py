@@ -377,7 +377,7 @@ def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report
 
 
 def test_wrong_logprobs_of_one_environment_halt_that_one_alone(groups):
-    """Whoever is in a batch with it is judged by its own tokens, by this check and by that of the step's size."""
+    """An environment in a batch with it is checked by its own tokens, by this check and by that of the step's size."""
     wrong, right = EnvMismatch(-4.0, 49.6, 54.0, 0.9), EnvMismatch(0.001, 0.0004, 1.0, 0.99)
     whole = {"k1": -2.0, "k3": 24.8, "ratio": 27.0, "ess": 0.5, "step_kl": 0.2, "entropy": 1.0}
     steps = [Mismatch(**whole, envs={"wrong": wrong, "right": right})] * 8

@@ -87,7 +87,7 @@ async def test_kills_at_any_moment_change_nothing_and_nothing_is_told_twice(lab,
                 service.kill()
     async with lab.running(health, "health"):
         await lab.until(told(lab, len(RATES)))
-        await evaluate(lab, 100, 0.0)  # compared with the first, which an earlier life judged
+        await evaluate(lab, 100, 0.0)  # compared with the first, which an earlier life checked
         await lab.until(told(lab, len(RATES) + 1))
     assert [result.severity for result in await results(lab)] == [*SEVERITIES, "warn"]
 

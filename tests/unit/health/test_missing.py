@@ -1,4 +1,4 @@
-"""An unavailable rater is told as one, by name, error and time; the environment goes on."""
+"""An unavailable rater is reported as one, by name, error and time; the environment goes on."""
 
 from statistics import fmean
 
@@ -14,7 +14,7 @@ SINCE_NS = 1_700_000_000_000_000_000
 
 
 def away(groups, text=REFUSED, status="error", **changes):
-    """A group that one of the raters rated nothing of, so that nobody could score it."""
+    """A group that one of the raters rated nothing of, so that it could not be scored."""
     fields = {
         "scores": [None] * 8,
         "statuses": {"judge": [status] * 8},
@@ -71,7 +71,7 @@ def bursts(groups):
 
 @pytest.mark.slow
 def test_a_strict_rater_that_is_overloaded_quarantines_nothing(groups):
-    """Whoever it does not rate is paid more, by chance: nothing says that answers make it fail."""
+    """The samples that it does not rate are paid more, by chance: nothing says that answers make it fail."""
     monitor, lost = EnvMonitor(HealthConfig()), bursts(groups)
     found = groups.windows(monitor, 40, lambda i: timed_out(groups, lost(i)))
     assert sum(results["missing"].severity != "ok" for results in found) >= 8

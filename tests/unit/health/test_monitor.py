@@ -118,7 +118,7 @@ def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
         monitor = EnvMonitor(ALL_HALT)
         monitor.load_state_dict(state)
         assert monitor.resumed == 7
-    for score in before:  # stored before, scored after: no part of what is judged now
+    for score in before:  # stored before, scored after: no part of what is checked now
         monitor.score(score)
     assert not monitor.window_full
     assert len(groups.windows(monitor, 1)) == 1

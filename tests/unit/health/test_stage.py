@@ -176,7 +176,7 @@ async def answers(lab, env, *, granted):
 
 
 async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, groups):
-    """Over restarts of the batcher and of the health service, whoever is first."""
+    """Over restarts of the batcher and of the health service, in either order."""
     await train(lab, groups, 20, flat=True)
     async with lab.running(health, "health"):
         await lab.until(judged(lab, 1))
@@ -207,7 +207,7 @@ async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, gro
 
         await lab.until(trained_again)
     found = await read_health(lab.bus, CONFIG, "sums")
-    assert (found.stopped, found.is_healthy, found.groups) == (False, False, 0)  # it goes on, and was not judged since
+    assert (found.stopped, found.is_healthy, found.groups) == (False, False, 0)  # it goes on, and was not checked since
 
 
 async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_quarantine(lab, groups):
@@ -232,7 +232,7 @@ async def is_said(service, text):
 
 
 async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
-    assert (await read_health(lab.bus, CONFIG, "sums")).is_healthy is False  # nothing was judged: that is not healthy
+    assert (await read_health(lab.bus, CONFIG, "sums")).is_healthy is False  # nothing was checked: that is not healthy
     async with lab.running(governor, "governor"):
         await lab.until(lambda: answers(lab, "sums", granted=True))
         async with lab.running(health, "health"):
@@ -248,7 +248,7 @@ async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
             assert notice.stops
             assert "zero_variance" in notice.what
             assert "lachesis resume sums" in notice.mend
-        assert not await request_resume(lab.bus, CONFIG, "sums", wait_s=0.05)  # nobody is there to answer
+        assert not await request_resume(lab.bus, CONFIG, "sums", wait_s=0.05)  # no service is there to answer
         assert await answers(lab, "sums", granted=False)
         async with lab.running(health, "health"):
             await lab.until(lambda: answers(lab, "sums", granted=True))

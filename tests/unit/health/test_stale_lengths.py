@@ -1,4 +1,4 @@
-"""Long answers that are dropped as stale are told apart from short ones, whatever the unit of length."""
+"""Long answers that are dropped as stale are distinguished from short ones, whatever the unit of length."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Bonuses that no sample earns are told, with the cause and the way out."""
+"""Bonuses that no sample earns are reported, with the cause and the way out."""
 
 import pytest
 

@@ -439,7 +439,7 @@ async def test_a_path_that_is_none_is_refused(raw):
     "tokens", [b"[2147483648]", b"[-1]", b"[9223372036854775808]", b'["\xff"]', b"[" * 100_000, b"[1e999]"]
 )
 async def test_answers_that_no_column_holds_are_waited_out(tokens):
-    """They ended the environment that asked, instead of costing it one group."""
+    """They ended the environment that sent the request, instead of costing it one group."""
     generated = b'{"choices": [{"index": 0, "text": "", "token_ids": ' + tokens + b"}]}"
     counted = b'{"count": 1, "max_model_len": 9, "tokens": ' + tokens + b"}"
 
@@ -461,7 +461,7 @@ RIGHT, OTHER = "b" * 64, "c" * 64
 
 
 def updated(*workers):
-    """A client of a fake vLLM whose workers say that of their weights, and the paths that it was asked for."""
+    """A client of a fake vLLM whose workers say that of their weights, and the paths that were requested."""
     routes, asked = dict.fromkeys(UPDATE_PATHS, (200, {})), []
     routes["/collective_rpc"] = (200, {"results": list(workers)})
 

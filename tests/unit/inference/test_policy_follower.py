@@ -258,7 +258,7 @@ async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
             await lab.until(has_loaded(server, step))
     assert [span.error for span in sink.spans] == [None] * 3
     traces = [batch_trace("r", "main", step - 1) for step in (1, 2, 3)]
-    assert [span.trace for span in sink.spans] == traces  # nobody made those of step 0
+    assert [span.trace for span in sink.spans] == traces  # no step made those of step 0
     assert [span.parent for span in sink.spans] == [span_id(trace, "train.step") for trace in traces]
     assert {span.name for span in sink.spans} == {"update_weights"}
     assert [span.attributes["rl.policy.version"] for span in sink.spans] == ["1-a-b", "2-a-b", "3-a-b"]

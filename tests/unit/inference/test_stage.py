@@ -90,7 +90,7 @@ async def test_the_policys_server_registers_only_once_it_holds_a_published_versi
         assert service.vitals.state == "starting"
         version = await publish(lab, config, policies, 0)
         async with open_role(lab.bus, "r", "policy") as directory:
-            client = await directory.current()  # whoever finds it finds it with these weights
+            client = await directory.current()  # a client that finds it finds it with these weights
             assert await client.weight_version() == version
             (sample,) = await client.generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
             assert {span.version for span in sample.weight_versions} == {version}
@@ -176,7 +176,7 @@ async def test_a_server_registers_again_once_one_that_came_later_is_gone(lab, co
         async with lab.running(lambda service: run_inference(service, config, "eval"), "inference"):
             await lab.until(lambda: _is_registered_elsewhere(lab, first), seconds=20)
             await anyio.sleep(1.0)
-            assert await registered(lab, "eval") != first  # both live: the later one is asked
+            assert await registered(lab, "eval") != first  # both live: the later one gets the request
         await lab.until(lambda: _is_registered_at(lab, first), seconds=20)
 
 

@@ -84,7 +84,7 @@ def test_an_entry_left_out_is_named_once():
     assert problem.breaks
     assert problem.text == f"{LINE}: entry 3 is gone: entry 4 at sequence 5 follows; the last of them was at sequence 4"
     assert kinds(audit.count(6)) == ["unreadable"]
-    assert audit.count(6) == []  # is told once
+    assert audit.count(6) == []  # is reported once
     assert kinds(audit.count(7)) == ["unreadable"]
 
 

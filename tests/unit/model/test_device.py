@@ -21,7 +21,7 @@ def _as_before(monkeypatch):
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """torch as on a machine with two GPUs, of which nothing is asked beyond their number: a stand-in."""
+    """torch as on a machine with two GPUs, of which nothing is used but their number: a stand-in."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 

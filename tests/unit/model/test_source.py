@@ -128,7 +128,7 @@ def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """A hub that answers with the status that the organisation's name says, and notes what it is asked."""
+    """A hub that answers with the status that the organisation's name says, and notes the requests."""
     asked: list[tuple[str, str | None]] = []
 
     class Answers(BaseHTTPRequestHandler):

@@ -283,7 +283,7 @@ def test_an_outcome_of_a_stranger_is_dropped_and_counted():
 
 @pytest.mark.parametrize("read_first", [True, False])
 def test_the_outcome_that_was_stored_first_counts_whatever_was_read_first(read_first):
-    """Raters that are asked twice may answer differently."""
+    """Raters that are called twice may answer differently."""
     norm = EnvNormalizer("e", SMALL)
     norm.member(1, "a")
     if read_first:
@@ -297,7 +297,7 @@ def test_the_outcome_that_was_stored_first_counts_whatever_was_read_first(read_f
 
 
 def fed(sequences, config=SMALL):
-    """Return what comes out of groups stored at these sequences, by group, and the state."""
+    """Return the rewards of groups stored at these sequences, by group, and the state."""
     norm, got = EnvNormalizer("e", config), {}
     for n, seq in enumerate(sequences):
         norm.member(seq, f"g{n}")

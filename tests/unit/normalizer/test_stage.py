@@ -153,7 +153,7 @@ async def settle(lab, rng, take, scored, msg_id):
 
 
 def settled(lab):
-    """Whether the normalizer has read everything and rewarded whoever can be: nothing new for a while."""
+    """Whether the normalizer has read everything and rewarded all that it can: nothing new for a while."""
     before = [None, 0]
 
     async def condition():

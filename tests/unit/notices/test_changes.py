@@ -1,4 +1,4 @@
-"""What begins and what ends is told once, and in words that name the cause and the cure."""
+"""What begins and what ends is reported once, and in words that name the cause and the cure."""
 
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory
 from lachesis.pipeline.notices.text import notice_line, notice_lines

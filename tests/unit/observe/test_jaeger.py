@@ -34,7 +34,7 @@ PARAMETERS = {
     "query.searchDepth": re.compile("[1-9][0-9]*"),
     "query.rawTraces": re.compile("true|false"),
 }
-"""What may be asked of trace-summaries and in which form."""
+"""What may be requested of trace-summaries and in which form."""
 UINT64 = {"type": "string", "pattern": "^[0-9]{1,20}$"}
 COUNT = {"type": "integer", "minimum": 1}  # 0 is left out
 SERVICE = {
@@ -88,8 +88,8 @@ def hexed(found: Any) -> Any:
 
 
 class FakeJaeger:
-    """A fake of Jaeger's v3 API: it refuses what that does not know, searches for one span that is all that was asked
-    for, as Jaeger's own storage does, and says nothing that does not fit the published schema.
+    """A fake of Jaeger's v3 API: it refuses what that does not know, searches for one span that is all that was
+    requested, as Jaeger's own storage does, and says nothing that does not fit the published schema.
     """
 
     def __init__(self, *traces: Any) -> None:

@@ -1,4 +1,4 @@
-"""One rollout found in the streams and told, at every point of its way."""
+"""One rollout found in the streams and described, at every point of its way."""
 
 import os
 from collections.abc import AsyncIterator, Sequence

@@ -68,7 +68,7 @@ class World:
                 for _ in range(4)
             ]
             if n % 11 == 0:
-                said = [talk[:1] for talk in said]  # nobody can rate it
+                said = [talk[:1] for talk in said]  # it cannot be rated
             self.last = await self.lab.store(self.lab.group(n, samples=4, messages=said, task={"answer": "yes"}))
         self.stored += count
 

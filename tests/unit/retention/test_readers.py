@@ -15,7 +15,7 @@ from lachesis.services.stage_settings import reader_settings
 @pytest.mark.extension
 @pytest.mark.parametrize(("strategy", "claiming"), [("irt", {"own", "theirs"}), ("sec", {"own"}), ("epoch", {"own"})])
 async def test_nobody_claims_rewards_for_a_curriculum_that_there_is_not(strategy: str, claiming: set[str]) -> None:
-    """Nobody reads those of a gateway's environment then: they could never be trimmed, and EVENTS would fill up."""
+    """No stage reads those of a gateway's environment then: they could never be trimmed, and EVENTS would fill up."""
     config = RunConfig(
         run="r",
         environments={"own": EnvironmentConfig(kind="spell_backward"), "theirs": EnvironmentConfig(kind="gateway")},

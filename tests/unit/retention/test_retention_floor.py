@@ -1,4 +1,4 @@
-"""The floor: over random histories, whoever starts again finds everything it reads, and nothing is kept for nobody.
+"""The floor: over random histories, a reader that starts again finds all it reads, and nothing else is kept.
 
 A model of the run's readers, each written down as what it reads when it starts, not as the claim it makes.
 """
@@ -268,7 +268,7 @@ def ended(world: World) -> tuple[object, ...]:
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(50, 300))
 def test_a_run_that_is_trimmed_at_any_moment_comes_to_the_same(seed: int, steps: int) -> None:
-    """Every step starts its reader anew from what is stored: what it does not find shows in what it writes."""
+    """Every step starts its reader again from what is stored: what it does not find shows in what it writes."""
     trimmed, whole = World(random.Random(seed)), World(random.Random(seed))
     actions = (
         "publish", "publish", "score", "score", "teach", "teach", "bury", "normalize", "normalize", "batch", "batch",

@@ -1,4 +1,4 @@
-"""What services say was acknowledged to them is compared with the streams, and told in their name."""
+"""What services say was acknowledged to them is compared with the streams, and reported in their name."""
 
 from types import SimpleNamespace
 

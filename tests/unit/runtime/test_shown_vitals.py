@@ -1,4 +1,4 @@
-"""What a service says of itself and of others' errors holds no secret, whoever repeats it."""
+"""What a service says of itself and of others' errors holds no secret, also when it is repeated."""
 
 import pytest
 

@@ -152,7 +152,7 @@ async def test_a_message_of_a_newer_build_ends_the_service_and_is_read_again(lab
     await stage.open()
 
     async def beat():
-        while True:  # nobody says when it is listened to
+        while True:  # nothing says when it is listened to
             said = msgspec.msgpack.encode({"v": 1, "schema_version": SCHEMA_VERSION + 1})
             await lab.bus.broadcast(subjects.heartbeat("r", "scorer", "i"), said)
             await anyio.sleep(0.01)

@@ -596,7 +596,7 @@ async def test_an_annotation_that_nobody_could_read_is_never_stored(lab):
 
 
 async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
-    """Stored again once the broker has forgotten its id: whoever waits for the copy's score must get it."""
+    """Stored again once the broker has forgotten its id: stages that wait for the copy's score must get it."""
     async with lab.running(a_stage(nothing)):
         for counter in (1, 2):
             await lab.store(lab.group(1, counter=counter))
@@ -608,7 +608,7 @@ async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
     ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, False)]
 )
 async def test_the_work_that_ended_in_a_dead_letter_is_in_the_trace_of_the_dead(lab, name, ratio, told):
-    """Of a sampled rollout the stage exports it; of one that the letter ends, whoever ends the trace is told."""
+    """Of a sampled rollout the stage exports it; if the letter ends the trace, what exports that gets it."""
 
     async def handle(rollout):
         raise DataError("no such answer")

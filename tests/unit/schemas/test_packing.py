@@ -153,7 +153,7 @@ def test_columns_are_views_of_what_was_read() -> None:
 
 def test_a_group_published_plain_is_read_as_well() -> None:
     group = group_of(talks(CORPORA["the Python reference"], 2, 2000, 100, 0))
-    plain = msgspec.msgpack.encode(group)  # as whoever knows nothing of packing writes it
+    plain = msgspec.msgpack.encode(group)  # as a writer without packing has it
     assert b"packed_messages\xc0" in plain
     assert b"token_bits" not in plain
     assert decode(RolloutGroup, plain) == group

@@ -67,7 +67,7 @@ def test_an_entry_read_has_the_digest_of_what_is_stored() -> None:
     plain = entry()
     assert decode(LedgerEntry, encode(plain)).digest() == plain.digest()
     newer = decode(LedgerEntry, of_a_newer_build(plain))
-    assert newer == plain  # for whoever does not know the fields
+    assert newer == plain  # for readers that do not know the fields
     assert newer.digest() != plain.digest()
     assert newer.digest() == decode(LedgerEntry, of_a_newer_build(plain, term="b", written_ns=9, stamps={})).digest()
     assert newer.digest() != decode(LedgerEntry, of_a_newer_build(plain, watermark=2)).digest()

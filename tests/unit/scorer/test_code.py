@@ -1,4 +1,4 @@
-"""Code that nobody trusts, run for real in the sandbox."""
+"""Untrusted code, run for real in the sandbox."""
 
 import os
 import signal

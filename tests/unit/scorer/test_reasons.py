@@ -1,4 +1,4 @@
-"""Why ratings are missing is told, once: the events carry no more than the status."""
+"""Why ratings are missing is logged, once: the events carry no more than the status."""
 
 import logging
 

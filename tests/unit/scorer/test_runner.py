@@ -1,4 +1,4 @@
-"""The runner: every failure of a rater costs its own ratings and nobody else's."""
+"""The runner: every failure of a rater costs its own ratings and no other's."""
 
 import sys
 import threading

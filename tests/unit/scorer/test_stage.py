@@ -1,4 +1,4 @@
-"""The scorer stage: ensembles by environment, the environment's own rewards, success, and what nobody can score."""
+"""The scorer stage: ensembles by environment, the environment's own rewards, success, and what cannot be scored."""
 
 import importlib
 
@@ -56,7 +56,7 @@ async def test_groups_are_scored_by_their_environments_raters(lab):
     assert (rated.success, rated.lengths, rated.seq, rated.index) == (0.5, [3, 3], 1, 1)
     assert own.scores == [0.75, None]  # a sum with a missing part is missing, not smaller
     assert own.ratings == {"a": [0.25, None], "b": [0.5, 1.0]}
-    assert own.success == 0.0  # of the one that could be told
+    assert own.success == 0.0  # of the one that could be known
     events = {env: (await lab.events("score", ScoreEvent, env))[0] for env in ("sums", "own")}
     assert events["own"].ensemble == "environment"
     assert events["sums"].ensemble != "environment"

@@ -1,4 +1,4 @@
-"""The tools of agents keep to what their operator allows, by whatever tool they are asked."""
+"""The tools of agents keep to what their operator allows, whatever tool is called."""
 
 from pathlib import Path
 

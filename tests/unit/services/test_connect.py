@@ -1,4 +1,4 @@
-"""Who speaks for a run, and when one on a server of somebody else's has ended: its last step is on record, and nobody
+"""Who speaks for a run, and when one on a server of somebody else's has ended: its last step is on record, and none
 speaks any more."""
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A process that is told to drain ends, whatever blocks its event loop or its threads."""
+"""A process that has to drain ends, whatever blocks its event loop or its threads."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""`lachesis env test` over real HTTP: the reference server, asked as itself and as a stranger's text-only server."""
+"""`lachesis env test` over real HTTP: the reference server, used as itself and as a foreign text-only server."""
 
 import json
 from collections.abc import Iterator

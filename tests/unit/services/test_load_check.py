@@ -1,4 +1,4 @@
-"""What is told of environments, raters and a curriculum that cannot be loaded; they are the user's code."""
+"""What is said of environments, raters and a curriculum that cannot be loaded; they are the user's code."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""Logs are bounded in bytes, whoever writes them, and what was written last stays."""
+"""Logs are bounded in bytes, of any writer, and what was written last stays."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Names of replicas: given numbers count, all others go by their host's name, in a container or not."""
+"""Names of replicas: given numbers count, all others have their host's name, in a container or not."""
 
 import logging
 import multiprocessing
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.outside
 
 @pytest.fixture
 def run() -> str:
-    """A run that nobody else has: names are claimed for the whole machine."""
+    """A run that no other test has: names are claimed for the whole machine."""
     return f"r{uuid.uuid4().hex}"
 
 

@@ -149,7 +149,7 @@ def test_who_started_the_supervisor_is_told_once_of_each_step(folder: Path, monk
         first, second = listener.recv(1000), listener.recv(1000)
         assert first == b"STATUS=starting: 0 of 2 processes are ready, next governor"
         assert second == b"READY=1\nSTATUS=running"
-    writer.report("stopping", 2, 2)  # nobody listens any more
+    writer.report("stopping", 2, 2)  # no process listens any more
     found = read_record(folder / STATE_FILE, SupervisorState)
     assert found is not None
     assert (found.phase, found.process.pid) == ("stopping", os.getpid())

@@ -161,7 +161,7 @@ async def test_the_end_of_a_terminal_stops_a_run_in_order(monkeypatch: pytest.Mo
     monkeypatch.setattr(up.anyio, "open_signal_receiver", receive)
     await up.stop_on_signals(Stoppable())
     assert calls == ["stop", "kill"]
-    assert seen[0] == ["stop"]  # the first one ended its loop: this is seen once the second one is asked for
+    assert seen[0] == ["stop"]  # the first one ended its loop: this is seen once the second one is requested
 
 
 def test_who_ignores_the_end_of_a_terminal_still_does() -> None:

@@ -62,7 +62,7 @@ async def test_what_is_batched_and_not_trained_is_unfinished_and_what_is_dead_is
     await lab.bus.publish(subjects.event("dead", "r", "live", "sums"), encode(letter), msg_id="dead")
     found = await unfinished_of(lab, config)
     waiting = "the run ended before"
-    # the entries of this test record nothing as resolved: groups of trained batches are told apart by the report
+    # the entries of this test record nothing as resolved: groups of trained batches are distinguished by the report
     assert found.pop(groups[2].id) == ("unfinished", "batched, and not trained")
     assert found.pop(groups[3].id) == ("unfinished", waiting)
     assert found.pop(groups[4].id) == ("dead_letter", "scorer, poison: it kills")

@@ -1,4 +1,4 @@
-"""A tracker that keeps what it gets, and fails as it is told to."""
+"""A tracker that keeps what it gets, and fails as a test wants."""
 
 import threading
 

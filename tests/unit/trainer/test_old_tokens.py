@@ -54,7 +54,7 @@ def all_tokens(said):
 
 
 def test_all_tokens_give_the_gradient_and_what_leaves_old_ones_out_does_not():
-    """The policy has not moved, so no ratio is needed, and yet leaving out by age is biased: it goes by length."""
+    """The policy has not moved, so no ratio is needed, and yet leaving out by age is biased: it selects by length."""
     true = true_gradient()
     torch.testing.assert_close(expected_gradient(NOW, trains=all_tokens), true, atol=1e-6, rtol=1e-6)
     dropped = expected_gradient(NOW, trains=lambda said: [len(said) == 1] * len(said))

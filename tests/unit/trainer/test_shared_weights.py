@@ -28,7 +28,7 @@ class Service:
 
 
 class Server:
-    """An inference server, its own directory as well. `asked` is set once it was asked for its version."""
+    """An inference server, its own directory as well. `asked` is set once its version was requested."""
 
     def __init__(self):
         self.version = "default"

@@ -201,7 +201,7 @@ async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, 
 @pytest.mark.parametrize(
     ("learner", "steps"),
     [
-        ({"max_step_kl": 1e-12}, [1, 2, 3, 6]),  # every step is too large: the first two are told of at once
+        ({"max_step_kl": 1e-12}, [1, 2, 3, 6]),  # every step is too large: the first two are reported at once
         ({"max_step_kl": 1e-12, "on_large_step": "shorten"}, [3, 6]),
         ({"max_step_kl": 100.0}, [3, 6]),
     ],

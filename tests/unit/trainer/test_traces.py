@@ -52,7 +52,7 @@ async def test_a_group_whose_teacher_did_not_come_in_time_is_kept(lab, sink):
     late = batch.batch.groups[0].group
     assert traced(lab, sink, batch, teacher=True) == [late]
     assert sink.roots() == {late: ("trained", "late")}
-    assert traced(lab, sink, batch) == []  # nobody waited for one
+    assert traced(lab, sink, batch) == []  # no process waited for one
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""The teacher that an environment of Atropos asked itself (`distill_*`) changes the gradient."""
+"""The teacher that an environment of Atropos queried itself (`distill_*`) changes the gradient."""
 
 import numpy as np
 import pytest

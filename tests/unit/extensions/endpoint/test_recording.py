@@ -136,7 +136,7 @@ async def test_whatever_the_agent_does_what_is_recorded_is_what_was_sampled(
     check_each_call_is_trained_once(session)
     own = [token for token, mask in zip(session.session.tokens, session.session.loss_mask, strict=True) if mask]
     most = max(sum(len(call.sampled.token_ids) for call in path) for path in session.tree.paths())
-    assert len(own) == most  # the sequence that is judged trains all its sampled tokens
+    assert len(own) == most  # the sequence that is scored trains all its sampled tokens
     session.fill("longest")
     assert session.session.sequences == [session.session]
 

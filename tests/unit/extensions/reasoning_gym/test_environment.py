@@ -60,7 +60,7 @@ def test_a_prompt_keeps_its_split() -> None:
     assert [split_of(f"prompt {i}") for i in range(6)] == [split_of(f"  PROMPT\n{i}") for i in range(6)]
     share = sum(split_of(f"prompt {i}") == "held_out" for i in range(5000)) / 5000
     assert 0.18 < share < 0.22
-    # Recorded: whoever changes the rule moves held-out prompts into training sets that exist.
+    # Recorded: a change of the rule moves held-out prompts into training sets that exist.
     assert [split_of(f"prompt {i}") for i in range(6)] == ["warm_start", "train", "held_out", "train", "train", "train"]
 
 

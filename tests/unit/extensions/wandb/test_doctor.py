@@ -1,4 +1,4 @@
-"""Whether `lachesis doctor` finds a key of wandb, and shows it to nobody."""
+"""Whether `lachesis doctor` finds a key of wandb, and never shows it."""
 
 from pathlib import Path
 

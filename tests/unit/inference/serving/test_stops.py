@@ -15,7 +15,7 @@ WORDS = [20, 21, 4, 22, 3, 23, 2]  # letters; 4 unknown, 3 a separator and 2 the
 
 @pytest.fixture
 def scripted(policy, start_engine):
-    """The policy says WORDS, one after the other, whatever it is asked."""
+    """The policy says WORDS, one after the other, whatever the prompt."""
     forward = policy.model.forward
 
     def spoken(input_ids, position_ids=None, **given):

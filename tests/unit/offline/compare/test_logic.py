@@ -131,7 +131,7 @@ def gamed():
 
 
 def test_a_rater_that_games_the_score_is_found_where_the_live_score_missed_it(gamed):
-    assert gamed.metrics["alpha_a"] is None  # one rater agrees with nobody
+    assert gamed.metrics["alpha_a"] is None  # one rater has no other to agree with
     assert gamed.metrics["at_odds_a"] == 0
     assert [rater.rater for rater in gamed.b.raters if rater.at_odds] == ["bribed"]
     (bribed,) = (rater for rater in gamed.b.raters if rater.at_odds)
@@ -154,7 +154,7 @@ def test_few_groups_have_no_interval_which_is_said_and_is_not_that_no_rater_is_a
     assert {rater.rater: rater.at_odds for rater in found.a.raters} == {"a": False, "b": False, "c": False, "odd": None}
     assert found.metrics["at_odds_a"] is None
     assert "undefined" in parse_condition("at_odds_a > 0", METRICS).failure(found.metrics)
-    assert found.metrics["at_odds_b"] == 0  # one rater is at odds with nobody
+    assert found.metrics["at_odds_b"] == 0  # one rater has no other to be at odds with
     text = markdown(report(found, []))
     assert "(no interval)" in text
     assert "an interval takes 20 groups" in text

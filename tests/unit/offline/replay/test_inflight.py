@@ -1,4 +1,4 @@
-"""Rollouts in flight: folded in the order of reading, whatever is judged first, and bounded in number and bytes."""
+"""Rollouts in flight: folded in the order of reading, whatever is scored first, and bounded in number and bytes."""
 
 import asyncio
 

@@ -48,7 +48,7 @@ async def stored(lab, count: int, env: str = "sums") -> list[int]:
             for _ in range(4)
         ]
         if n == 5:
-            said = [talk[:1] for talk in said]  # no assistant message: nobody can rate it
+            said = [talk[:1] for talk in said]  # no assistant message: it cannot be rated
         group = lab.group(n, env=env, samples=4, messages=said, task={"answer": "yes"})
         seqs.append(await lab.store(group))
         if n == 9:

@@ -1,4 +1,4 @@
-"""Steps taken again on a bus in memory: to the bit here, within a tolerance elsewhere, and told where they differ."""
+"""Steps taken again on a bus in memory: to the bit here, within a tolerance elsewhere, and with a report of it."""
 
 import shutil
 import threading

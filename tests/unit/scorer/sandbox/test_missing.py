@@ -121,7 +121,7 @@ def test_all_of_it_holds_for_an_ordinary_user_too() -> None:
     if python is None or setpriv is None or not readable_by_all(packages / "x") or not readable_by_all(ROOT / "x"):
         pytest.skip(f"an ordinary user can start no {version} here, or not read {ROOT}")
     drop = [setpriv, "--reuid=1000", "--regid=1000", "--clear-groups"]
-    with tempfile.TemporaryDirectory() as own:  # pytest's own folders are root's alone
+    with tempfile.TemporaryDirectory() as own:  # pytest's own folders are open to root only
         os.chown(own, 1000, 1000)
         flags = [
             "-m",

@@ -83,7 +83,7 @@ def picture(color, width=56, height=56):
 
 
 def about(tokens_of, *pictures, extra=0, length=6):
-    """A group of two samples that are asked about the same pictures."""
+    """A group of two samples with the same pictures."""
     start = []
     for one in pictures:
         size = Image.open(io.BytesIO(one.data)).size

@@ -1,4 +1,4 @@
-"""Clients that send their requests slowly or not at all: they are cut off in time, and hold up nobody meanwhile."""
+"""Clients that send their requests slowly or not at all: they are cut off in time, and hold up no other client."""
 
 import json
 from collections.abc import AsyncIterator

@@ -209,7 +209,7 @@ async def test_a_kill_at_any_write_of_a_completion_stores_each_group_once(world,
                 writes += 1
                 if writes == call:
                     world.service.kill()
-                    patience.cancel()  # whoever waits for its answer waits in vain
+                    patience.cancel()  # a client that waits for its answer waits in vain
                 return await real(*args, **kwargs)
 
             return write
@@ -320,7 +320,7 @@ async def test_one_environments_flood_is_bounded_and_leaves_the_others_their_par
 
 
 async def test_what_is_held_of_a_halted_environment_holds_up_no_other(world, make_scored):
-    """It would wait for ever for a queue that nobody empties."""
+    """It would wait for ever for a queue that is never emptied."""
     world.governor.closed = {"words"}
     async with world.gateway(world.config("words", "sums")) as http:
         words = await world.registered(http, "words")
@@ -555,7 +555,7 @@ async def test_what_environments_ask_for_is_counted(world, make_scored, as_gzip)
         whole = as_gzip(make_scored())
         assert (await http.post("/scored_data", **whole)).status_code == 200
         assert (await http.post("/scored_data", json=make_scored(tokens=[]))).status_code == 422
-        await http.get("/info")  # asked for by anybody
+        await http.get("/info")  # a request by any client
         await world.until(lambda: world.service.tracing.figures().get("api_perf/http/total_requests") == 3)
         figures = world.service.tracing.figures()
     assert figures["api_perf/http/failed_requests"] == 1

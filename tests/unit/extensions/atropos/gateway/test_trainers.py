@@ -69,7 +69,7 @@ async def ask(http, user="lachesis"):
 
 
 async def collect(http, user="lachesis"):
-    """Collect batches as the stock trainer does: until it is told that there is none."""
+    """Collect batches as the stock trainer does: until the answer is that there is none."""
     found = []
     while (batch := await ask(http, user)) is not None:
         found.append(number_of(batch))

@@ -1,4 +1,4 @@
-"""`/generate` on vLLM, over routes that stand for vLLM's: what they are asked, what becomes of their answers."""
+"""`/generate` on vLLM, over routes that stand for vLLM's: what requests they get, what becomes of their answers."""
 
 import json
 
@@ -11,7 +11,7 @@ from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, TOKENIZER_HASH
 
 
 class Vllm:
-    """An application that answers as vLLM's routes do, and notes what it is asked."""
+    """An application that answers as vLLM's routes do, and notes the requests."""
 
     def __init__(self):
         self.asked = []
