@@ -14,8 +14,8 @@ import base64
 import io
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_args
 
@@ -206,8 +206,9 @@ class InferenceClient:
             )
 
         most = config.max_connections
-        kept = ConnectionPool(most, trust_env=trust_env) if transport is None and not self._proxy else transport
-        self._http = connections(httpx.Limits(max_connections=most), kept)
+        direct = transport is None and not self._proxy and not httpx.URL(config.url).userinfo
+        self._pool = ConnectionPool(most, trust_env=trust_env) if direct else None
+        self._http = connections(httpx.Limits(max_connections=most), self._pool or transport)
         self._observing = connections(httpx.Limits(max_keepalive_connections=0), transport)
 
     async def __aenter__(self) -> Self:
@@ -650,8 +651,8 @@ class InferenceClient:
         status, body, is_html, leads_to = 0, b"", False, None
         try:
             with scope:
-                async with (http or self._http).stream(
-                    method, path, headers=headers, extensions={"trace": traced}, **arguments
+                async with self._answered(
+                    http, method, path, headers=headers, extensions={"trace": traced}, **arguments
                 ) as response:
                     status, leads_to = response.status_code, response.headers.get("location")
                     scope.deadline = min(scope.deadline, anyio.current_time() + self.config.timeout)
@@ -676,6 +677,25 @@ class InferenceClient:
         if not 200 <= status < 300:
             raise self._refusal(path, status, body, is_html=is_html)
         return body
+
+    @asynccontextmanager
+    async def _answered(
+        self, http: httpx.AsyncClient | None, method: str, path: str, **arguments: Any
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request, and yield its answer, whose body is still to come.
+
+        By `http`, or else over the pool of connections itself: what a client of httpx adds to that, redirects, cookies
+        and authentication, is not used here, and takes a fifth of the time that a request costs.
+        """
+        request = (http or self._http).build_request(method, path, **arguments)
+        if http is None and self._pool is not None:
+            answer = await self._pool.handle_async_request(request)
+        else:
+            answer = await (http or self._http).send(request, stream=True)
+        try:
+            yield answer
+        finally:
+            await answer.aclose()
 
     def _refusal(self, path: str, status: int, body: bytes, *, is_html: bool) -> LachesisError:
         """Return the error that an unsuccessful answer means."""

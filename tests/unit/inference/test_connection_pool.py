@@ -14,13 +14,14 @@ from lachesis.pipeline.inference.connection_pool import ConnectionPool
 
 @dataclass
 class SlowServer:
-    """Answers on real sockets once it may; notes its connections. `cut`: it closes each after its answer."""
+    """Answers on real sockets once it may; notes its connections. `cut`: it closes each after its `answer`."""
 
     url: str = ""
     opened: int = 0
     requests: int = 0
     closed: int = 0
     cut: bool = False
+    answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
     may_answer: anyio.Event = field(default_factory=anyio.Event)
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
@@ -31,7 +32,7 @@ class SlowServer:
                     assert (await stream.receive()).startswith(b"GET / ")
                     self.requests += 1
                     await self.may_answer.wait()
-                    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+                    await stream.send(self.answer)
                     if self.cut:
                         break
             except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -122,3 +123,15 @@ async def test_a_server_that_is_away_takes_no_room() -> None:
         for _ in range(3):
             with pytest.raises(httpx.ConnectError):
                 await http.get("http://127.0.0.1:9/")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhi", b"no HTTP\r\n\r\n"])
+async def test_a_broken_answer_is_an_error_of_httpx_and_its_connection_is_not_used_again(answer: bytes) -> None:
+    async with serving() as server, httpx.AsyncClient(transport=ConnectionPool(1), trust_env=False) as http:
+        server.may_answer.set()
+        whole, server.answer, server.cut = server.answer, answer, True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get(server.url)
+        server.answer, server.cut = whole, False
+        assert (await http.get(server.url)).text == "hi"
+        assert server.opened == 2
