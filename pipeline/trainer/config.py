@@ -221,8 +221,8 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     float32 on a CPU. Default auto."""
     device_kernels: bool = True
     """Compute as suits the device: AdamW in one fused kernel, and slices of logits by its memory, which stay there for
-    the backward pass where they fit. false: as trainers did before there was this setting, with which their steps are
-    repeated. Both are the same within rounding. Default true."""
+    the backward pass where they fit. false: AdamW as torch chooses, and slices of the size that a CPU takes. Both are
+    the same within rounding. Default true."""
     compile: bool = False
     """Compile the model's layers by torch.compile, each by itself. The first steps take minutes, later ones less time;
     the result is the same within rounding, and a run repeats its own bits. Not with training.inputs. Default false."""

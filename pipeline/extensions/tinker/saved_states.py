@@ -61,11 +61,8 @@ def read_tinker_state(path: Path) -> TinkerState:
 
 
 def record_state(folder: Path, state: str) -> None:
-    """Put a state on record that was just saved.
-
-    Those of checkpoints that were made before there was a record are added.
-    """
-    write_saved_states(folder, {state} | read_saved_states(folder) | needed_states(folder))
+    """Put a state on record that was just saved."""
+    write_saved_states(folder, {state} | read_saved_states(folder))
 
 
 def read_saved_states(folder: Path) -> set[str]:
