@@ -1,4 +1,4 @@
-"""An inference engine: a server of its own over HTTP, whose model says one word whatever it is asked.
+"""An inference engine: a server of its own over HTTP, whose model says one word whatever the request.
 
 A server has these routes: tokens in and out with logprobs and the version of the weights, and the tokenizer. The
 policy's also takes new weights (`/update_weights` and what is around it, see `pipeline/inference/README.md`).

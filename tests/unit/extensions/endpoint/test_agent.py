@@ -207,12 +207,12 @@ async def test_what_a_program_has_started_ends_with_the_environments_process_als
     _, path = script(tmp_path, code)
     process = await anyio.open_process([sys.executable, "-c", RUN_PROGRAM, path])
     with anyio.fail_after(60):
-        while not (own.exists() and own.read_text()):  # noqa: ASYNC110 - of its start nobody says
+        while not (own.exists() and own.read_text()):  # noqa: ASYNC110 - its start sends nothing
             await anyio.sleep(0.01)
         process.kill()
         await process.aclose()
         pids = [int(pid) for pid in (left.read_text() + own.read_text()).split()]
-        while any(map(is_running, pids)):  # noqa: ASYNC110 - of its end nobody says
+        while any(map(is_running, pids)):  # noqa: ASYNC110 - its end sends nothing
             await anyio.sleep(0.01)
 
 

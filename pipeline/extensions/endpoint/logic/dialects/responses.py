@@ -61,7 +61,7 @@ _INCLUDES = frozenset({
     "file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
     "message.input_image.image_url",
 })  # fmt: skip
-"""What a request may include beside the answer: logprobs. The rest belongs to what is not served: there is none of it."""
+"""What a request may include beside the answer: logprobs. The rest belongs to what is not served, so it is empty."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("input_text", "output_text", "text", "refusal")
 _PREFIX = "resp_"
