@@ -149,7 +149,8 @@ async def exact(count: int) -> None:
             key = f"key-{number}"
             live = LiveSession(sessions[number], {}, takes_rewards=True, reward_name="reward", key=key)
             with server.serving(live):
-                await converse(http, key, engines[number], made[number][0])
+                async with sessions[number].answering():
+                    await converse(http, key, engines[number], made[number][0])
 
         async with anyio.create_task_group() as tasks:
             for number in range(count):

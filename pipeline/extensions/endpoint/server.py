@@ -465,8 +465,9 @@ async def _unserved(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
     is_anthropic = "/v1/messages" in request.url.path or "anthropic-version" in request.headers
     form = DIALECTS["/v1/messages"].error if is_anthropic else openai_error
-    served = ", ".join(DIALECTS)
-    text = f"{request.method} {request.url.path[-80:]} is not served here; the model answers POST {served}"
+    parts = request.url.path.split("/")
+    path = "/".join(["", *parts[3:]] if parts[1:2] == ["s"] else parts)  # without the key
+    text = f"{request.method} {path[:80]} is not served here; the model answers POST {', '.join(DIALECTS)}"
     return _json(form(error.status_code, text), error.status_code, error.headers)
 
 

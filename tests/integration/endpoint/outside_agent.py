@@ -16,7 +16,7 @@ from typing import Any
 
 from openai import APIStatusError, OpenAI
 
-TURNS = 5
+TURNS = 9
 PAUSE_S = 0.3
 TIMEOUT_S = 5.0
 """Beyond the endpoints' `hold_s`; one that takes longer hangs, and the other one is tried."""

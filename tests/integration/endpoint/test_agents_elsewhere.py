@@ -232,10 +232,11 @@ class CallLog:
 
         That is what a stopped process may be about to store; it looks at its lease before each.
         """
-        for group, calls in self._calls.items():
-            starts = self._starts[group]
+        for group, starts in self._starts.items():
+            if starts[0][1].known_seq:
+                continue  # it has begun before the log was read
             counted, late = Counter[Any](), Counter[Any]()
-            for seq, call in calls:
+            for seq, call in self._calls.get(group, []):
                 is_late = any(seq < at and seq > start.known_seq for at, start in starts)
                 is_late |= any(at < seq and call.life < start.life for at, start in starts)
                 where = late if is_late else counted

@@ -72,8 +72,8 @@ PAGE = [
 ENDPOINT = [
     ("POST", "/sessions"),
     *((method, prefix + path) for prefix in ("", "/s/{key}") for method, path in (
-        *(("POST", path) for path in DIALECTS), ("GET", "/v1/models"), ("GET", "/task"), ("POST", "/reward"),
-        ("POST", "/end"),
+        *(("POST", path) for path in DIALECTS), ("POST", "/v1/messages/count_tokens"), ("GET", "/v1/models"),
+        ("GET", "/v1/models/{model}"), ("GET", "/task"), ("POST", "/reward"), ("POST", "/end"),
     )),
 ]  # fmt: skip
 
@@ -122,7 +122,7 @@ async def endpoint() -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an endpoint that serves a session, whose key is `KEY`, by an inference server that is fake."""
     server, inference = endpoint_server(), FakeInference(lambda *_: "well")
     live = LiveSession(recorded(inference), {"prompt": "?"}, takes_rewards=True, reward_name="reward", key=KEY)
-    async with server.running():
+    async with server.running(), live.recorded.answering():
         with server.serving(live):
             async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
                 yield http
@@ -232,12 +232,21 @@ async def test_the_endpoint_answers_nobody_without_a_key_nor_pages(endpoint: htt
         for headers in WITHOUT_TOKEN:
             altered = {name: value.replace(TOKEN, secret) for name, value in headers.items() if name != "x-api-key"}
             raw = [(name.encode(), value.encode("latin-1")) for name, value in altered.items()]
-            refused(await endpoint.request(method, path.format(key=f"{KEY}x"), headers=raw, content=b"{}"), 401)
+            refused(
+                await endpoint.request(method, path.format(key=f"{KEY}x", model="policy"), headers=raw, content=b"{}"),
+                401,
+            )
         bearing = {"authorization": f"Bearer {wrong}"}
-        refused(await endpoint.request(method, path.format(key=wrong), headers=bearing, content=b"{}"), 401)
+        refused(
+            await endpoint.request(method, path.format(key=wrong, model="policy"), headers=bearing, content=b"{}"), 401
+        )
         for headers in FROM_ELSEWHERE:
             asked = {**headers, "authorization": f"Bearer {secret}"}
-            refused(await endpoint.request(method, path.format(key=KEY), headers=asked, content=b"{}"), 400, 403)
+            refused(
+                await endpoint.request(method, path.format(key=KEY, model="policy"), headers=asked, content=b"{}"),
+                400,
+                403,
+            )
 
 
 @pytest.mark.slow
@@ -245,7 +254,7 @@ async def test_the_endpoint_outlives_any_body(endpoint: httpx.AsyncClient) -> No
     for method, path in ENDPOINT:
         bearing = {"authorization": f"Bearer {TOKEN if path == '/sessions' else KEY}"}
         for body in BODIES:
-            answer = await endpoint.request(method, path.format(key=KEY), headers=bearing, content=body)
+            answer = await endpoint.request(method, path.format(key=KEY, model="policy"), headers=bearing, content=body)
             assert answer.status_code < 500 or path == "/sessions", (path, body[:80], answer.text)
             assert "Traceback" not in answer.text
 

@@ -61,7 +61,7 @@ async def test_what_a_stream_says_goes_before_what_its_server_says() -> None:
 
 async def test_a_silent_server_and_a_silent_stream_are_told_apart() -> None:
     assert "one takes connections and does not answer" in await reason({})
-    assert "nobody does for LEDGER" in await reason({SERVER_INFO: b"{}"})
+    assert "but not for LEDGER" in await reason({SERVER_INFO: b"{}"})
 
 
 @pytest.mark.outside

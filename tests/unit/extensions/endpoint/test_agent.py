@@ -955,6 +955,9 @@ async def test_tokens_are_counted_without_an_answer_and_what_is_not_served_says_
             answer = await http.request(method, url + path, headers=mine.key)
             assert (answer.status_code, answer.json().get("type")) == (status, kind)
             assert path[-9:] in answer.json()["error"]["message"] or "other" in answer.json()["error"]["message"]
+        key = mine.key["Authorization"].removeprefix("Bearer ")
+        answer = await http.post(f"{url}/s/{key}/v1/embeddings")
+        assert (answer.status_code, "POST /v1/embeddings" in answer.text, key in answer.text) == (404, True, False)
         await mine.report(url, 1.0)
 
 

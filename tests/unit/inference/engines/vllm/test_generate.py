@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from lachesis.pipeline.inference.engines.vllm.middleware import VllmMiddleware
-from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, TOKENIZER_HASH
+from lachesis.pipeline.inference.engines.vllm.names import CONTROL_TOKEN, TOKENIZER_HASH
 
 
 class Vllm:
