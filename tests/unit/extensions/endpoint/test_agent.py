@@ -89,6 +89,32 @@ async def test_a_loop_with_two_tools_is_one_sequence_of_the_models_own_tokens(ta
     assert [notes["calls"] for notes in group.metadata["samples"]] == [{"all": 3, "trained": 3}] * 2
 
 
+def calculate_in_a_team(prompt: str, call: int) -> str:
+    asked = prompt.rsplit("<user>", maxsplit=1)[-1]
+    said = {"Help": "a helper's letter", "So far": "it is 7 after all", "Say it": "seven"}
+    return next((text for start, text in said.items() if asked.startswith(start)), "") or calculate(prompt, call)
+
+
+async def test_two_tools_a_sub_agent_and_a_compaction_in_one_run_train_each_sampled_token_once(tasks: str) -> None:
+    inference = FakeInference(calculate_in_a_team)
+    env = agent(tasks, [sys.executable, str(PROGRAM), "--team", "--reward"], reward="program")
+    async with env.running():
+        draft = await collect_group(env, env.task(0), inference, 2, SAMPLING)
+    assert draft.rewards == [{"right": 1.0}] * 2
+    prompts = [tuple(prompt) for prompt, _, _ in inference.requests]
+    for session in draft.sessions:
+        assert session.notes["calls"] == {"all": 7, "trained": 7}
+        tools = "".join(calculate("<assistant>" * turn, 0) + "<end>" for turn in (1, 2, 3))
+        assert sorted(map(learned, session.sequences)) == sorted([
+            "seven<end>", f"{tools}seven<end>", "a helper's letter<end>", "it is 7 after all<end>",
+        ])  # fmt: skip
+        for one in session.sequences:
+            last = len(one.tokens) - one.loss_mask[::-1].index(False)
+            assert tuple(one.tokens[:last]) in prompts, "the tokens before an answer are those of its request"
+    group = build_group(draft, run="r", env="e", producer="p", epoch=1, counter=1, tokenizer_hash="0" * 64)
+    assert group.sequences.sample_index == [0] * 4 + [1] * 4
+
+
 async def test_raters_judge_an_agent_that_reports_nothing_and_it_does_not_see_their_answers(
     tasks: str, tmp_path: Path
 ) -> None:
