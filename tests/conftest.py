@@ -44,6 +44,10 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
+# Torch, not imported yet, computes on one thread here and in all that tests start, as services do. If it had one for
+# each core, those of several workers would wait for each other without sleeping, and cost many times as much.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # as in the background of a shell; all that tests start would ignore Ctrl-C as well
     signal.signal(signal.SIGINT, signal.default_int_handler)

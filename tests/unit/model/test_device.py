@@ -52,6 +52,12 @@ def test_a_cpu_is_always_deterministic():
     assert is_strict()
 
 
+@pytest.mark.parametrize("threads", [3, 1])
+def test_torch_computes_on_as_many_threads_as_are_set(threads):
+    prepare_device("cpu", threads)
+    assert torch.get_num_threads() == threads
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r'training\.device is "cuda:2", but torch .* sees 2 GPUs'):
