@@ -37,10 +37,19 @@ def by_row(logits, targets, gradient, temperature):
     return logprobs.detach(), entropies, leaf.grad
 
 
+@pytest.fixture(params=[(1, 1), (4, 2), (100, 1)])
+def rows(request):
+    """Rows of a block; they are computed on as many threads as the second number says."""
+    found, threads = request.param
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    yield found
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("vocabulary", [37, 5000])
-@pytest.mark.parametrize("rows", [1, 4, 100])
 def test_a_cpu_gives_the_bits_of_a_softmax_of_all_rows(vocabulary, temperature, dtype, rows, monkeypatch):
     monkeypatch.setattr(picked_logprobs, "_BLOCK_BYTES", 4 * vocabulary * rows)
     case = given(vocabulary, dtype)
