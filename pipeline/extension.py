@@ -130,6 +130,8 @@ class ServiceSpec:
     """Whether a run has one of it alone: one that starts first checks whether another one runs."""
     held_up: tuple[str, ...] = ()
     """What waits while it does not work, in words, as notices name it."""
+    settings: str | None = None
+    """Function that gets the configuration and returns what the stage takes of it. None: the stage takes it whole."""
     socket: HeldSocket | None = None
     backend: str | None = None
     """What the stage loads later, and is imported with it."""

@@ -141,6 +141,8 @@ def load_stage(spec: ServiceSpec) -> Stage:
 
     core = CORE.get(spec.name)
     made = SETTINGS.get(spec.name) if core is not None and core.stage == spec.stage else None
+    if spec.settings is not None:
+        made = load_place(spec.settings)
 
     async def stage(service: Service, config: RunConfig, part: str) -> None:
         parts = () if spec.part is None else (part or spec.part,)

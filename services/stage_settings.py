@@ -1,7 +1,8 @@
 """Makes the settings of each stage from the configuration of a run. Pure.
 
-Each stage of the pipeline takes a struct of its own, and knows nothing else of the configuration. Those of extensions
-take the whole of it. What extensions and offline trainers need as well is made in `pipeline/config/`.
+Each stage of the pipeline takes a struct of its own, and knows nothing else of the configuration. That of an extension
+takes what its `ServiceSpec.settings` makes, or the whole of it. What extensions and offline trainers need as well is
+made in `pipeline/config/`.
 """
 
 import dataclasses

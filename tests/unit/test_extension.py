@@ -93,6 +93,14 @@ async def serve(service: Any, settings: Any, model: str) -> None:
     served.append((settings.role, model))
 
 
+def sized(config: Any) -> int:
+    return config.training.plums
+
+
+async def shake(service: Any, settings: int) -> None:
+    served.append(("shaken", settings))
+
+
 EXTENSION = Extension(
     name="plums",
     about="training in a tree",
@@ -101,7 +109,9 @@ EXTENSION = Extension(
     estimators={"plum": "plums:middle"},
     strategies={"plum": "plums:Backwards"},
     raters={"plum": "plums:rate"},
-    services={"shaker": ServiceSpec("shaker", "plums:serve", 1, "shakes", held_up=("pickers",))},
+    services={
+        "shaker": ServiceSpec("shaker", "plums:shake", 1, "shakes", held_up=("pickers",), settings="plums:sized")
+    },
     access="plums:access",
     engines={"plum": EngineSpec(serve="plums:serve", says="plum", extra="plum-engine")},
     trainers={"tree": TrainerSpec(open="plums:serve", serving="plums:serve", extra="tree", model="a:b", port="")},
@@ -310,12 +320,13 @@ async def test_all_that_it_adds_is_used_as_the_pipelines_own(install: Callable[[
     assert service_of(run, "trainer", "").backend == service_of(run, "inference", "policy").stage == "plums:serve"
     assert service_of(run, "trainer", "").stage == services()["trainer"].stage
     assert service_of(run, "inference", "teacher") == services()["inference"]
-    assert callable(load_stage(services()["shaker"]))
+    await load_stage(services()["shaker"])(Service(lab.bus, "shaker", "r"), run, "")
+    assert sys.modules["plums"].served == [("shaken", 5)]
     assert "shaker" not in {row.service for row in planned_processes(run)}, "without a plan it is started by hand"
     with_engine = config(**{"inference.policy.kind": "plum", "model": "m"})
     assert "plum-engine" in needed_extras(with_engine)
     await run_inference(Service(lab.bus, "inference", "r"), with_engine, "policy")
-    assert sys.modules["plums"].served == [("policy", "m")]
+    assert sys.modules["plums"].served[-1] == ("policy", "m")
 
 
 @pytest.mark.outside

@@ -36,6 +36,7 @@ EXTENSION = Extension(
         "gateway": ServiceSpec(
             name="gateway",
             stage=f"{_HERE}.gateway.stage:run_gateway",
+            settings=f"{_HERE}.gateway.settings:gateway_settings",
             phase=3,
             about="publishes what environments elsewhere send over HTTP",
             extra="gateway",

@@ -28,11 +28,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.extensions.atropos.gateway.batch_response import BatchResponse, zipped_for
 from lachesis.pipeline.extensions.atropos.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
-from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
 from lachesis.pipeline.extensions.atropos.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.extensions.atropos.gateway.intake import BusyError, Intake
 from lachesis.pipeline.extensions.atropos.gateway.logic.refused_clients import RefusedClients
@@ -40,6 +38,7 @@ from lachesis.pipeline.extensions.atropos.gateway.logic.registry import describe
 from lachesis.pipeline.extensions.atropos.gateway.logic.silence import HeardClients
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.extensions.atropos.gateway.protocol import EnvironmentId, RegisterEnv, RegisterTrainer
+from lachesis.pipeline.extensions.atropos.gateway.settings import GatewaySettings
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.gateway.trainers import HandedReply, Trainers
 from lachesis.pipeline.extensions.atropos.logic.scored_data import read_json
@@ -105,7 +104,7 @@ class Gateway:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: GatewaySettings,
         store: GatewayStore,
         policies: PolicyVersions,
         intake: Intake,
@@ -115,7 +114,7 @@ class Gateway:
         token: str | None,
         failed: Callable[[LachesisError], None],
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._policies = policies
         self._intake = intake
@@ -123,7 +122,7 @@ class Gateway:
         self._trainers = trainers
         self._token = token
         self._failed = failed
-        self._bodies = BodyBudget(settings_of(config).receiving_bytes, settings_of(config).body_s)
+        self._bodies = BodyBudget(settings.http.receiving_bytes, settings.http.body_s)
         self._reading = anyio.CapacityLimiter(_READERS)
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
@@ -136,7 +135,7 @@ class Gateway:
 
         Return none once all steps are taken, because the environments end then.
         """
-        steps = self._config.training.steps
+        steps = self._settings.steps
         if self._trainers is None and steps is not None and self._step() >= steps:
             return []
         now_s = anyio.current_time()
@@ -209,13 +208,13 @@ class Gateway:
         if registered is not None:
             return {"group": registered.wandb_group, "project": registered.wandb_project}
         return {
-            "group": self._config.run,
-            "project": self._config.at("training.wandb.project", None) or self._config.run,
+            "group": self._settings.run,
+            "project": self._settings.tracked,
         }
 
     async def info(self, _: Request) -> Any:
         longest = max(env.longest_tokens for env in self._intake.envs.values())
-        return {"batch_size": self._config.batching.batch_size, "max_token_len": longest}
+        return {"batch_size": self._settings.batch_size, "max_token_len": longest}
 
     async def status(self, _: Request) -> Any:
         size = self._store.registry.largest_group()
@@ -262,12 +261,12 @@ class Gateway:
         """
         stored = max(0, (self.outstanding or 0) - self._intake.generating_sequences())
         waiting = stored + self._intake.waiting_sequences(env)
-        steps = self._config.training.steps
+        steps = self._settings.steps
         registered = self._trainers.registered if self._trainers else None
         if registered is not None:
             steps = registered.num_steps
         if steps is not None and self._step() < steps:
-            waiting = min(waiting, (steps - self._step()) * self._config.batching.batch_size - 1)
+            waiting = min(waiting, (steps - self._step()) * self._settings.batch_size - 1)
         return waiting // size
 
     async def _env_id(self, request: Request) -> int:
@@ -282,9 +281,9 @@ class Gateway:
         asked = read_json(RegisterEnv, await self._small_body(request))
         env = environment_of(asked.desired_name, self._intake.envs)
         self._hear(env)
-        if asked.group_size > self._config.batching.batch_size:
+        if asked.group_size > self._settings.batch_size:
             raise DataError(
-                f"group_size is {asked.group_size}, but a batch has {self._config.batching.batch_size} sequences and "
+                f"group_size is {asked.group_size}, but a batch has {self._settings.batch_size} sequences and "
                 "groups are never split"
             )
         if self._policies.newest_version is None:
@@ -292,16 +291,16 @@ class Gateway:
         async with self._registering:
             registry, number = self._store.registry.register(asked, env)
             await self._set_registry(registry)
-        mix = self._config.batching.mix
-        if unmet := describe_unmet_allocation(asked.min_batch_allocation, env, self._config.environments, mix):
+        mix = self._settings.mix
+        if unmet := describe_unmet_allocation(asked.min_batch_allocation, env, self._settings.environments, mix):
             log.warning("%s", unmet)
-        training = self._config.training
         registered = self._trainers.registered if self._trainers else None
+        every = registered.save_checkpoint_interval if registered else self._settings.checkpoint_every
         schedule = {
-            "checkpoint_dir": str(self._config.path / "environments"),
-            "checkpoint_interval": registered.save_checkpoint_interval if registered else training.checkpoint_every,
+            "checkpoint_dir": str(self._settings.folder / "environments"),
+            "checkpoint_interval": every,
             # the API has no word for "until it is stopped"
-            "num_steps": registered.num_steps if registered else training.steps or (1 << 31) - 1,
+            "num_steps": registered.num_steps if registered else self._settings.steps or (1 << 31) - 1,
         }
         return {
             "status": "success",
@@ -347,7 +346,7 @@ class Gateway:
         return reply
 
     async def _store_groups(self, request: Request, *, several: bool) -> list[dict[str, Any]]:
-        most = settings_of(self._config).body_bytes
+        most = self._settings.http.body_bytes
         async with self._bodies.receive(request, most) as data, self._reading:
             body = unpacked(request, data, most)
             caller = parent_span(request.headers.get("traceparent", ""))

@@ -19,15 +19,14 @@ import msgspec
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.common.trainability import TrainerLimits
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
 from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
 from lachesis.pipeline.extensions.atropos.gateway.lease_queue import LeaseQueue
 from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer, PartialGroup
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registration
 from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
+from lachesis.pipeline.extensions.atropos.gateway.settings import GatewaySettings
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.logic.scored_data import ScoredData, read_scored_data, split_list
 from lachesis.pipeline.extensions.atropos.logic.scored_groups import GroupOrigin, to_group
@@ -79,25 +78,25 @@ class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Intake:
-    """Takes groups for the environments of `config` with kind gateway. Run `renew` in a task beside it."""
+    """Takes groups for the environments of kind gateway. Run `renew` in a task beside it."""
 
     def __init__(
         self,
         service: Service,
-        config: RunConfig,
+        settings: GatewaySettings,
         store: GatewayStore,
         identity: ServerIdentity,
         posts: KnownPosts,
     ) -> None:
         self._service = service
-        self._config = config
+        self._settings = settings
         self._store = store
         self._policies = identity.policies
         self._posts = posts
         self._identity = identity
         self._epoch = time.time_ns()
         self._counter = 0
-        self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
+        self.envs = settings.foreign
         self._leases = {name: ProducerLeases(service, self._producer(name), name) for name in self.envs}
         self._queues = {
             name: LeaseQueue(leases, identity.policies, service.draining) for name, leases in self._leases.items()
@@ -184,11 +183,7 @@ class Intake:
         unused = [
             f"{name} are ignored: the trainer computes them" for name in group.metadata["gateway"].get("ignored", ())
         ]
-        if (
-            self._config.mode == "train"
-            and TEACHER_COLUMN in group.sequences.columns
-            and not self._config.training.learner.loss.teacher_coef
-        ):
+        if self._settings.teacher_coef == 0 and TEACHER_COLUMN in group.sequences.columns:
             unused.append("distill_logprobs are stored and change nothing: training.learner.loss.teacher_coef is 0")
         for text in unused:
             if (env, text) not in self._named_unused:
@@ -202,7 +197,7 @@ class Intake:
         that were are recognised when they come again. Empties `items`, so that a client that waits holds no memory.
         """
         answers: list[Answer] = []
-        with anyio.move_on_after(settings_of(self._config).hold_s) as patience:
+        with anyio.move_on_after(self._settings.http.hold_s) as patience:
             with self._holding(items):
                 answers = [await self._once(item) for item in items]
             self.latest = self._example
@@ -212,7 +207,7 @@ class Intake:
                 await self._queues[env].wait_for_next(owner, sequences, is_gone)
         if patience.cancelled_caught and items:
             raise BusyError(
-                f"the governor granted no lease in {settings_of(self._config).hold_s:g} s, so the group was not taken: "
+                f"the governor granted no lease in {self._settings.http.hold_s:g} s, so the group was not taken: "
                 f"{self._service.vitals.status_text or 'the trainer has to catch up'}"
             )
         return answers
@@ -233,7 +228,7 @@ class Intake:
         Raises `BusyError`.
         """
         await self._queues[env].give_back(owner)
-        with anyio.move_on_after(settings_of(self._config).hold_s):
+        with anyio.move_on_after(self._settings.http.hold_s):
             async with self._locks[env]:
                 for partial in self._store.buffers[env].of(owner):
                     await self._publish_partials(env, [partial])
@@ -245,14 +240,14 @@ class Intake:
 
         Raises `BusyError` if it differs from the run's for long.
         """
-        with anyio.move_on_after(settings_of(self._config).hold_s):
+        with anyio.move_on_after(self._settings.http.hold_s):
             return await self._identity.tokenizer_hash()
         raise BusyError("the policy's server is not the run's, so no group is taken; its notice says how it differs")
 
     def _origin(self, data: ScoredData, arrived_ns: int, observed: str | None) -> tuple[GroupOrigin, int | None]:
         registered = self._registered(data.env_id)
         env = registered.env if registered else self._only_env(data.env_id)
-        made_ns = arrived_ns - int(settings_of(self._config).generation_s * 1e9)
+        made_ns = arrived_ns - int(self._settings.http.generation_s * 1e9)
         policy = self._policies.version_at(made_ns)
         if policy is None:
             raise BusyError("the run has no policy yet: its trainer has not started")
@@ -268,8 +263,8 @@ class Intake:
             started_ns=made_ns,
             name=registered.name if registered else env,
             longest=self.envs[env].longest_tokens,
-            most=self._config.batching.batch_size,
-            limits=TrainerLimits.of(policy, self._config.trainer_reads, self._config.trained_temperature),
+            most=self._settings.batch_size,
+            limits=TrainerLimits.of(policy, self._settings.reads, self._settings.temperature),
         )
         return origin, data.env_id if registered else None
 
@@ -290,7 +285,7 @@ class Intake:
         for item in items:
             sizes[item.env] += item.size
             sequences[item.env] += len(item.group.sequences)
-        part = settings_of(self._config).held_bytes // len(self.envs)
+        part = self._settings.http.held_bytes // len(self.envs)
         for env, size in sizes.items():
             if self._held_bytes[env] and self._held_bytes[env] + size > part:
                 raise BusyError(f"{self._held_bytes[env]} bytes of {env} wait already, of {part}: gateway.held_bytes")
@@ -337,7 +332,7 @@ class Intake:
         async with self._locks[item.env]:
             buffer = self._store.buffers[item.env]
             if item.digest not in buffer:
-                if not buffer.has_room(item.size, settings_of(self._config).buffer_bytes):
+                if not buffer.has_room(item.size, self._settings.http.buffer_bytes):
                     await self._publish(item.env, item.owner, [(item.digest, item.group)], item.size)
                     return {"status": "received"}
                 data = encode(item.group)
@@ -434,7 +429,7 @@ class Intake:
     def _spans(self, group: RolloutGroup, subject: str, ack: PubAck, leased_ns: int, size: int) -> list[Span]:
         """Return what environment and gateway did for a group, linked to the span of a caller that traces itself."""
         stored_ns = self._service.now_ns()
-        arrived_ns = min(group.started_ns + int(settings_of(self._config).generation_s * 1e9), leased_ns)
+        arrived_ns = min(group.started_ns + int(self._settings.http.generation_s * 1e9), leased_ns)
         about: dict[str, str | int] = {
             "rl.group.size": len(group.sequences),
             "rl.policy.version": group.policy_versions[0],

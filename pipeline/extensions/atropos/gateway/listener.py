@@ -9,7 +9,7 @@ import socket
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError
-from lachesis.pipeline.extensions.atropos.gateway.config import settings_of
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig, settings_of
 
 __all__ = ["LISTENER_FD", "open_listener", "take_listener"]
 
@@ -20,7 +20,10 @@ _BACKLOG = 1024
 
 def open_listener(config: RunConfig) -> socket.socket:
     """Return a socket that listens where the configuration says. Raises `StartupError` if it cannot."""
-    settings = settings_of(config)
+    return _listen(settings_of(config))
+
+
+def _listen(settings: GatewayConfig) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), backlog=_BACKLOG)
     except OSError as error:
@@ -30,14 +33,14 @@ def open_listener(config: RunConfig) -> socket.socket:
         ) from error
 
 
-def take_listener(config: RunConfig) -> socket.socket:
+def take_listener(settings: GatewayConfig) -> socket.socket:
     """Return the socket that the supervisor passed to this process, or else a new one.
 
     Raises `StartupError` if it cannot listen.
     """
     passed = os.environ.pop(LISTENER_FD, None)
     if passed is None:
-        return open_listener(config)
+        return _listen(settings)
     try:
         listener = socket.socket(fileno=int(passed))
         listener.set_inheritable(False)

@@ -11,11 +11,9 @@ from typing import Self
 
 import anyio
 
-from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.config.servers import role_access
 from lachesis.pipeline.errors import AccessError, InfrastructureError, WrongServerError
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
-from lachesis.pipeline.inference.directory import InferenceDirectory, open_configured_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, RoleAccess, open_configured_role
 from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["ServerIdentity"]
@@ -37,10 +35,9 @@ class ServerIdentity:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, service: Service, config: RunConfig, policies: PolicyVersions) -> AsyncIterator[Self]:
+    async def open(cls, service: Service, access: RoleAccess, policies: PolicyVersions) -> AsyncIterator[Self]:
         """Yield it, following which server there is."""
-        access = role_access(config, "policy")
-        async with open_configured_role(service.bus, config.run, access, timeout_s=_TIMEOUT_S) as directory:
+        async with open_configured_role(service.bus, service.run, access, timeout_s=_TIMEOUT_S) as directory:
             yield cls(service, policies, directory)
 
     async def tokenizer_hash(self) -> str | None:

@@ -12,15 +12,15 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.private_file import write_private
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.atropos.gateway.app import PATHS, Gateway, build_app
-from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig, settings_of
+from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.curriculum import CurriculumWeights
 from lachesis.pipeline.extensions.atropos.gateway.intake import Intake
 from lachesis.pipeline.extensions.atropos.gateway.known_posts import KnownPosts
 from lachesis.pipeline.extensions.atropos.gateway.listener import take_listener
 from lachesis.pipeline.extensions.atropos.gateway.policies import PolicyVersions
 from lachesis.pipeline.extensions.atropos.gateway.server_identity import ServerIdentity
+from lachesis.pipeline.extensions.atropos.gateway.settings import GatewaySettings
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.extensions.atropos.gateway.trainers import Trainers
@@ -37,33 +37,33 @@ log = logging.getLogger("lachesis")
 _FIGURES_S = 1.0
 
 
-async def run_gateway(service: Service, config: RunConfig) -> None:
+async def run_gateway(service: Service, settings: GatewaySettings) -> None:
     """Serve until the service drains. Raises `FencedError` once another gateway of the run has taken over."""
-    envs = [name for name, env in config.environments.items() if env.is_foreign]
+    envs = list(settings.foreign)
     if not envs:
         raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
-    token = gateway_token(settings_of(config), config.path)
+    token = gateway_token(settings.http, settings.folder)
     policies = PolicyVersions()
-    async with ServerIdentity.open(service, config, policies) as identity:
-        await _serve(service, config, envs, identity, token)
+    async with ServerIdentity.open(service, settings.policy, policies) as identity:
+        await _serve(service, settings, envs, identity, token)
 
 
 async def _serve(
     service: Service,
-    config: RunConfig,
+    settings: GatewaySettings,
     envs: list[str],
     identity: ServerIdentity,
     token: str | None,
 ) -> None:
     errors: list[LachesisError] = []
     policies = identity.policies
-    with take_listener(config) as listener:
+    with take_listener(settings.http) as listener:
         store: GatewayStore = await service.retrying("read the gateway's state")(GatewayStore.open, service.bus, envs)
         posts = KnownPosts(service.bus, service.run, envs, store)
         await service.retrying("read which posts are stored")(posts.catch_up)
-        intake = Intake(service, config, store, identity, posts)
-        weights = CurriculumWeights(envs, code_name(config.curriculum.strategy))
-        trainers = Trainers(service, config, store) if config.mode == "observe" else None
+        intake = Intake(service, settings, store, identity, posts)
+        weights = CurriculumWeights(envs, code_name(settings.strategy))
+        trainers = Trainers(service, settings, store) if settings.trains_over_http else None
         if trainers is not None:
             await trainers.open()
 
@@ -71,18 +71,18 @@ async def _serve(
             errors.append(error)
             server.should_exit = True
 
-        gateway = Gateway(config, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
-        hosts = () if settings_of(config).host in LOOPBACK else None
+        gateway = Gateway(settings, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
+        hosts = () if settings.http.host in LOOPBACK else None
         server = HttpServer.over(
             RequestCounter(build_app(gateway, hosts), service.answered, PATHS),
-            head_s=settings_of(config).head_s,
-            grace_s=int(max(1.0, config.services.drain_s - 2.0)),
+            head_s=settings.http.head_s,
+            grace_s=int(max(1.0, settings.drain_s - 2.0)),
         )
         port = listener.getsockname()[1]
-        log.info("listening on %s for %s", _url(settings_of(config), port), ", ".join(envs))
+        log.info("listening on %s for %s", _url(settings.http, port), ", ".join(envs))
         if token is not None:
-            path = config.path / GATEWAY_URL
-            write_private(path, _url(settings_of(config), port, token))
+            path = settings.folder / GATEWAY_URL
+            write_private(path, _url(settings.http, port, token))
             log.info("environments need its token: their --env.rollout_server_url is what %s holds", path)
         async with background() as tasks:
             tasks.start_soon(policies.follow, service.bus)
@@ -94,7 +94,7 @@ async def _serve(
                 tasks.start_soon(weights.follow, service.bus, service.revision, env)
             tasks.start_soon(_follow_governor, service, gateway)
             tasks.start_soon(_set_figures, service, gateway, intake, port)
-            url = _url(settings_of(config), port) if token is None else f'"$(cat {config.path / GATEWAY_URL})"'
+            url = _url(settings.http, port) if token is None else f'"$(cat {settings.folder / GATEWAY_URL})"'
             tasks.start_soon(_report_silence, service, gateway, envs, url)
             tasks.start_soon(server.stop_on_drain, service)  # requests that wait for a lease are answered 503
             service.mark_ok()

@@ -24,11 +24,11 @@ import msgspec
 
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.skipped_messages import read_skipped
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import LedgerError
 from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterTrainer
+from lachesis.pipeline.extensions.atropos.gateway.settings import GatewaySettings
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position
@@ -75,11 +75,11 @@ class Trainers:
     run's trainer (`training.name`; no user name means the same) reports what it trains; the others do not.
     """
 
-    def __init__(self, service: Service, config: RunConfig, store: GatewayStore) -> None:
+    def __init__(self, service: Service, settings: GatewaySettings, store: GatewayStore) -> None:
         self._service = service
-        self._config = config
+        self._settings = settings
         self._store = store
-        self._trainer = config.training.name
+        self._trainer = settings.trainer
         self._consumers: dict[str, Consumer] = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._answered_none: set[tuple[str, str]] = set()
@@ -116,7 +116,7 @@ class Trainers:
     async def register(self, user: str, request: RegisterTrainer) -> int:
         """Record a trainer, and return its id, which is the same each time. Raises `DataError`."""
         name, member = self.member_of(user)
-        wanted = self._config.batching.batch_size
+        wanted = self._settings.batch_size
         if request.batch_size != wanted:
             raise DataError(
                 f"batch_size: {request.batch_size}, but batches of this run have {wanted} sequences; set "

@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
+from lachesis.pipeline.extensions.atropos.gateway.settings import gateway_settings
 from lachesis.pipeline.extensions.atropos.gateway.stage import run_gateway
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
@@ -125,7 +126,7 @@ class World:
 
 
 async def _run(service: Any, *, config: RunConfig) -> None:
-    await run_gateway(service, config)
+    await run_gateway(service, gateway_settings(config))
 
 
 async def _true(value: Any) -> bool:

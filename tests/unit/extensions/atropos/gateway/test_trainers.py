@@ -16,6 +16,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.atropos.gateway.batch_response import BatchResponse
 from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterTrainer
+from lachesis.pipeline.extensions.atropos.gateway.settings import gateway_settings
 from lachesis.pipeline.extensions.atropos.gateway.store import GatewayStore
 from lachesis.pipeline.extensions.atropos.gateway.trainers import Trainers
 from lachesis.pipeline.runtime.service import Service
@@ -292,7 +293,7 @@ async def test_of_two_replies_under_way_the_later_one_alone_may_be_received(lab)
     await form(lab, 0, 2)
     config = RunConfig(run="r", mode="observe", batching=BatchingConfig(batch_size=8))
     service = Service(lab.bus, "gateway", "r")
-    trainers = Trainers(service, config, await GatewayStore.open(lab.bus, []))
+    trainers = Trainers(service, gateway_settings(config), await GatewayStore.open(lab.bus, []))
     await trainers.register("", RegisterTrainer(**STOCK))
     early, late = await trainers.next_batch(""), await trainers.next_batch("")
     assert early.data == late.data
