@@ -1,7 +1,7 @@
 """Checks which services share a process. Pure.
 
-A process that several services share is named by all of them, joined by `+`. Guarantees that none of them runs code of
-a user's, or computes for long: either would hold up the others, or end them.
+A process that several services share is named by all of them, joined by `+`. Guarantees that none of them computes for
+seconds at a time, or works on rollouts with code of a user's: either would hold up the others, or end them.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@
 
 `--model`: a folder that `lachesis demo` made (`RUN/model`). For each arrangement in turn: `lachesis up` trains with the
 demo's services; then its environment holds every rollout, and what a run costs that stands still is measured; then it
-goes on, and processes are killed -9 while it trains: the one with the batcher, and all but the supervisor at once.
+goes on, and processes are killed -9 while it trains: the one with the governor, and all but the supervisor at once.
 Prints a line for each figure. Memory is the proportional set size of all processes, without the supervisor's
 spectators; back is the time from a kill until each killed service says again that it is ready.
 """
@@ -38,6 +38,7 @@ from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 _PATIENCE_S = 180.0
 _WORDS = Path(__file__).with_name("held_words.py")
 _SETTLE_S = 15.0
+_ALL = '[["governor", "batcher", "normalizer", "curriculum", "health", "teacher"]]'
 
 
 def pss_bytes(pids: list[int]) -> int:
@@ -62,9 +63,8 @@ class Run:
             "steps = 100", ""
         )
         (place / "run.toml").write_text(f'run = "shared"\nfolder = "{self.folder}"\nmodel = "{model}"\n{text}')
-        self.command = [sys.executable, "-m", "lachesis", "up", "--config", str(place / "run.toml")]
-        if together:
-            self.command += ["--set", f"services.together={together}"]
+        sets = ["--set", f"services.together={together}"]
+        self.command = [sys.executable, "-m", "lachesis", "up", "--config", str(place / "run.toml"), *sets]
         self.environ = os.environ | {HOLD: str(self.hold), "XDG_STATE_HOME": str(place / "state")}
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -117,7 +117,7 @@ async def measure(run: Run, arguments: argparse.Namespace) -> None:
     run.hold.unlink()
     await run.until_step(steps_trained(run.folder) + 2)
     for _ in range(arguments.kills):
-        holder = next(name for name in run.named() if "batcher" in name)
+        holder = next(name for name in run.named() if "governor" in name)
         await _kill(run, [holder])
         await _kill(run, [name for name in run.named() if name != "supervisor"])
 
@@ -156,14 +156,16 @@ async def _kill(run: Run, names: list[str]) -> None:
     await run.until_step(step + 2)
     stepped = time.monotonic() - killed
     what = names[0] if len(names) == 1 else f"all {len(names)}"
-    print(f"  killed {what}: its {len(away)} services back after {max(back.values()):.2f} s, "
+    last = max(back, key=lambda key: back[key])
+    print(f"  killed {what}: its {len(away)} services back after {back[last]:.2f} s, {last[0]} the last, "
           f"two more steps after {stepped:.1f} s", flush=True)  # fmt: skip
+    print("    " + ", ".join(f"{service} {seconds:.2f}" for (service, _), seconds in sorted(back.items())))
 
 
 def main() -> None:
     arguments = parse()
     for together in arguments.together:
-        print(f"together = {together or '[]'}", flush=True)
+        print(f"together = {together}", flush=True)
         with tempfile.TemporaryDirectory(prefix="lachesis-shared-") as place:
             run = Run(Path(place), arguments.model.absolute(), together)
             up = run.start()
@@ -180,7 +182,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--together", nargs="+", default=[""], help="values of services.together; empty: none")
+    parser.add_argument("--together", nargs="+", default=["[]", _ALL], help="values of services.together")
     parser.add_argument("--steps", type=int, default=8, help="steps before, and steps of, the measurement under way")
     parser.add_argument("--idle-s", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=2, help="kills of one process and of all")
