@@ -4,8 +4,8 @@
     python .ci/prose.py
 
 Reports a name in backticks that occurs nowhere in the code, a file that a docstring or comment points to and that does
-not exist, "a" before a vowel, and words of the former dialect, for which messages in the code are searched as well.
-Exit code 1 if anything is found.
+not exist, "a" before a vowel, words of the former dialect, for which messages in the code are searched as well, and
+lines of pages that are too long. Exit code 1 if anything is found.
 """
 
 import ast
@@ -53,6 +53,9 @@ DIALECT = re.compile(
 """Words that make a reader stop: name the subject and use the usual word."""
 DIALECT_PAGES = frozenset({"CHANGELOG.md", "MIGRATING.md", "SECURITY.md", "permissions.md"})
 """Pages that are not checked for them; `permissions.md` is printed by a test."""
+MAX_PAGE_LINE_CHARS = 125
+NO_WRAP = re.compile(r" {4}| *\||`[^`]*`$")
+"""Begins a line of code or of a table, or is a line that is one command."""
 ARTICLE = re.compile(r"(?:\ba|(?:^|[.:] )A) (?!(?:one|once|ever|eu|uni|us|ut|ub)\w*)([aeiou][a-z]+)")
 
 
@@ -127,7 +130,9 @@ def main() -> int:
         for place in (path, path.with_suffix(""), path.parent):
             parts = place.relative_to(ROOT).parts
             places.update("/".join(parts[i:]) for i in range(len(parts)))
-    faults = sorted(fault for text in prose for fault in (*faults_of(text, words), *unknown_places(text, places)))
+    faults = sorted(
+        fault for text in prose for fault in (*faults_of(text, words), *unknown_places(text, places), *long_lines(text))
+    )
     for path, line, fault in faults:
         print(f"{path.relative_to(ROOT)}:{line}: {fault}")
     return bool(faults)
@@ -153,6 +158,16 @@ def unknown_places(text: Text, places: set[str]) -> Iterator[tuple[Path, int, st
         for match in PLACE.finditer(text.text):
             if match[1] not in places:
                 yield text.path, line_of(text, match), f"{match[1]}: there is no such file or folder"
+
+
+def long_lines(text: Text) -> Iterator[tuple[Path, int, str]]:
+    """Yield file, line and fault of each line of a page that should be wrapped."""
+    is_code = text.path.suffix != ".md" or text.path.name in {"CHANGELOG.md", "permissions.md"}
+    for number, line in enumerate(text.text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and len(line) > MAX_PAGE_LINE_CHARS and not NO_WRAP.match(line):
+            yield text.path, number, f"{len(line)} characters in a line; wrap it at {MAX_PAGE_LINE_CHARS}"
 
 
 def blank(match: re.Match[str]) -> str:
