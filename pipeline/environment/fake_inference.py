@@ -14,7 +14,7 @@ import anyio.lowlevel
 import numpy as np
 
 from lachesis.pipeline.environment.matching_answer import matching_answer
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, StructuredOutputs, WeightVersionSpan
 from lachesis.schemas.errors import DataError
 

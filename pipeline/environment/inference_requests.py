@@ -25,7 +25,7 @@ from lachesis.pipeline.common.sampling_agreement import sampling_difference
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.errors import InfrastructureError, ServerAwayError, UnreadableAnswerError
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.sampling_mask import MaskRows
 from lachesis.pipeline.runtime.retries import RetryWait, WaitLog, retry_outages

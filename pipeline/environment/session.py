@@ -23,7 +23,7 @@ from lachesis.pipeline.environment.sequence_draft import SequenceDraft, trained_
 from lachesis.pipeline.environment.session_calls import SessionCalls, recorded_turn
 from lachesis.pipeline.environment.template import TurnRenderer
 from lachesis.pipeline.errors import EnvironmentCodeError, PromptTooLongError
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.marked_calls import may_be_marked_call
 from lachesis.pipeline.tasks.task import Task

@@ -22,8 +22,8 @@ from lachesis.pipeline.environment.inference_requests import Inference, derive_s
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, deciding_error
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.evaluator.logic.model_summary import InferenceSample, SampleOutcome
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.chat_client import ChatInference
-from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.config import ScoringConfig

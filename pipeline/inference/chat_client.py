@@ -21,7 +21,7 @@ import numpy as np
 from lachesis.pipeline.common.proxies import describe_proxy, is_on_this_machine
 from lachesis.pipeline.common.secrets import MASK, without_secrets
 from lachesis.pipeline.errors import InfrastructureError, PromptTooLongError, ServerAwayError, leaves
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.errors import DataError
 

@@ -10,14 +10,12 @@ sent over a new connection before the guard has compared the server.
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import anyio
 import httpx
@@ -39,13 +37,13 @@ from lachesis.pipeline.errors import (
     UnreadableAnswerError,
 )
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
+from lachesis.pipeline.inference.answered_sample import MAX_LOGPROB, GeneratedSample, read_sample
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.connection_pool import ConnectionPool
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeResponse,
-    FinishReason,
     GenerateRequest,
     GenerateResponse,
     LoadedWeights,
@@ -53,9 +51,7 @@ from lachesis.pipeline.inference.protocol import (
     SamplingParams,
     TokenizeRequest,
     TokenizeResponse,
-    WeightVersionSpan,
 )
-from lachesis.pipeline.inference.sampling_mask import MaskRows, decode_mask
 from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -65,7 +61,7 @@ from lachesis.schemas.errors import DataError, LachesisError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "GeneratedSample", "InferenceClient", "PromptTopLogprobs"]
+__all__ = ["Capabilities", "InferenceClient", "PromptTopLogprobs"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
@@ -80,8 +76,6 @@ _LOGPROB_BYTES = 256
 """Bytes of an answer for one of the likeliest tokens."""
 _UNKNOWN_TOKENS = 32_768
 """Tokens of a sample at most, where its request does not say."""
-_MAX_LOGPROB = 0.01
-"""Nats: a probability of 1, and what rounding adds to it."""
 _ID_DIGITS = 9
 """Digits of a token id at most; ids are int32."""
 _BEYOND_CONTEXT = re.compile(r"maximum context length|a context of \d+ tokens holds")
@@ -90,30 +84,8 @@ _UNKNOWN_MODEL = re.compile(
     r"unknown model|model_not_found|\bmodel\b.{0,200}\b(?:does not exist|not found|is unknown)", re.IGNORECASE
 )
 """How servers refuse requests while they serve another model."""
-_MAX_EXPERT = 32767
-"""Highest number of an expert that a column holds."""
-_FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
-
-
-class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample."""
-
-    token_ids: NDArray[np.int32]
-    """int32 [N], the stop token included."""
-    logprobs: NDArray[np.float32]
-    """float32 [N], nats, at the sampling temperature, of the weights that sampled the token."""
-    text: str
-    """Without special tokens."""
-    finish_reason: str
-    """stop, length or abort."""
-    weight_versions: list[WeightVersionSpan]
-    """Contiguous from 0 to N. Empty for an empty sample."""
-    routed_experts: NDArray[np.int16] | None = None
-    """int16 [rows, layers * k]: experts that processed the first tokens of prompt and sample; None: not recorded."""
-    sampling_mask: MaskRows | None = None
-    """The ids among which each token was sampled; None: not requested, or not known to the server."""
 
 
 class PromptTopLogprobs(NamedTuple):
@@ -260,7 +232,7 @@ class InferenceClient:
                 raise UnreadableAnswerError(
                     f"{self.where} sent no prompt logprob for token {token} at position {position}."
                 )
-            if (logprob := entry[str(token)].logprob) > _MAX_LOGPROB:
+            if (logprob := entry[str(token)].logprob) > MAX_LOGPROB:
                 raise UnreadableAnswerError(f"{self.where} sent a logprob of {logprob:g}, which is no probability.")
             logprobs[position] = logprob
             if k:  # there are k, or k and the given token
@@ -524,58 +496,8 @@ class InferenceClient:
             )
 
     def _generation(self, choice: Choice, max_tokens: int | None = None) -> GeneratedSample:
-        tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
-        if tokens is None or content is None or choice.text is None:
-            raise UnreadableAnswerError(f"{self.where} left out token ids, logprobs or text of a sample.")
-        reason = choice.finish_reason
-        if reason is None or reason not in _FINISH_REASONS:
-            raise UnreadableAnswerError(
-                f"{self.where} sent the finish_reason {reason!r:.40} of a sample, none of {', '.join(_FINISH_REASONS)}"
-            )
-        if not tokens and reason != "abort":
-            raise UnreadableAnswerError(f"{self.where} sent a sample without a token ({choice.finish_reason!r:.40})")
-        if max_tokens is not None and len(tokens) > max_tokens:
-            raise UnreadableAnswerError(f"{self.where} sent {len(tokens)} tokens of a sample, not {max_tokens}.")
-        self._check_ids("/inference/v1/generate", tokens)
-        logprobs = np.array([entry.logprob for entry in content], np.float32)
-        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
-            raise UnreadableAnswerError(
-                f"{self.where} sent {len(logprobs)} logprobs, finite or not, for {len(tokens)} tokens."
-            )
-        if logprobs.max(initial=0.0) > _MAX_LOGPROB:
-            raise UnreadableAnswerError(f"{self.where} sent a logprob of {logprobs.max():g}, which is no probability.")
-        spans = choice.weight_versions or []
-        edges = [0, *(span.end for span in spans)]
-        if edges[-1] != len(tokens) or [span.start for span in spans] != edges[:-1]:
-            raise UnreadableAnswerError(
-                f"{self.where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
-            )
-        token_ids = np.array(tokens, np.int32)
-        return GeneratedSample(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            text=choice.text,
-            finish_reason=reason,
-            weight_versions=spans,
-            routed_experts=None if choice.routed_experts is None else self._experts(choice.routed_experts),
-            sampling_mask=None if choice.sampling_mask is None else self._mask(choice.sampling_mask, token_ids),
-        )
-
-    def _mask(self, encoded: str, token_ids: NDArray[np.int32]) -> MaskRows:
-        try:
-            return decode_mask(encoded, token_ids)
-        except ValueError as error:
-            raise UnreadableAnswerError(f"{self.where} sent a sampling_mask that cannot be read: {error}") from error
-
-    def _experts(self, encoded: str) -> NDArray[np.int16]:
-        try:
-            found = _integers(encoded)
-        except ValueError as error:
-            raise UnreadableAnswerError(f"{self.where} sent routed_experts that cannot be read: {error}") from error
-        if not 0 <= found.min(initial=0) <= found.max(initial=0) <= _MAX_EXPERT:
-            raise UnreadableAnswerError(f"{self.where} sent an expert that is none of 0 to {_MAX_EXPERT}.")
-        experts: NDArray[np.int16] = found.reshape(len(found), found.shape[1] * found.shape[2]).astype(np.int16)
-        return experts
+        self._check_ids("/inference/v1/generate", choice.token_ids or ())
+        return read_sample(choice, self.where, max_tokens)
 
     async def _post(self, path: str, body: Any, kind: type[T], **arguments: Any) -> T:
         data = msgspec.json.encode(body)
@@ -745,14 +667,3 @@ def _tokens_of(request: GenerateRequest) -> int:
     params = request.sampling_params
     new = _UNKNOWN_TOKENS if params.max_tokens is None else params.max_tokens
     return len(request.token_ids) + params.n * (new + len(request.token_ids))
-
-
-def _integers(encoded: str) -> NDArray[Any]:
-    """Return the integers [rows, layers, k] of a numpy file in base64, without a copy. Raises ValueError."""
-    file = io.BytesIO(base64.b64decode(encoded, validate=True))
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("its format is not version 1.0")
-    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-    if len(shape) != 3 or dtype.kind not in "iu":
-        raise ValueError(f"shape {shape} and type {dtype}, where integers by token, layer and place are needed")
-    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape, order="F" if by_column else "C")

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lachesis.pipeline.extensions.atropos.step_bridge.atropos_step_env import AtroposStepEnv
     from lachesis.pipeline.extensions.atropos.step_bridge.step_env import StepEnv
     from lachesis.pipeline.extensions.atropos.step_bridge.text import SampledText
-    from lachesis.pipeline.inference.client import GeneratedSample, InferenceClient
+    from lachesis.pipeline.inference.answered_sample import GeneratedSample
+    from lachesis.pipeline.inference.client import InferenceClient
     from lachesis.pipeline.inference.protocol import WeightVersionSpan
     from lachesis.pipeline.library.ensemble import RewardEnsemble, krippendorff_alpha
     from lachesis.pipeline.library.health import HealthChecks
@@ -66,7 +67,7 @@ __all__ = [
 _HOMES = {
     "WeightVersionSpan": "lachesis.pipeline.inference.protocol",
     "InferenceClient": "lachesis.pipeline.inference.client",
-    "GeneratedSample": "lachesis.pipeline.inference.client",
+    "GeneratedSample": "lachesis.pipeline.inference.answered_sample",
     "WelfordAccumulator": "lachesis.pipeline.library.reward_normalizer",
     "krippendorff_alpha": "lachesis.pipeline.library.ensemble",
     "RewardEnsemble": "lachesis.pipeline.library.ensemble",

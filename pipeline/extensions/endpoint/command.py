@@ -18,7 +18,7 @@ from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import GroupDraft, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError
 from lachesis.pipeline.evaluator.model_comparison import RequestMeter
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.services.cli.local_model import open_local_model

@@ -27,7 +27,8 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.governor import stage as governor_stage
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.governor.logic import Governor
-from lachesis.pipeline.inference.client import Capabilities, GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
+from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.ledger.chain import LedgerPosition

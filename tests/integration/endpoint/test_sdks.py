@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import collect_group
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import DataError
 from lachesis.testing import FakeInference

@@ -21,7 +21,7 @@ from lachesis.pipeline.environment.inference_requests import Inference, Inferenc
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, PromptTooLongError, ServerAwayError
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, StructuredOutputs, WeightVersionSpan
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.scorer import samples_of

@@ -32,7 +32,7 @@ from lachesis.pipeline.extensions.atropos.step_bridge.injected import (
     refuse_running_loop,
 )
 from lachesis.pipeline.extensions.atropos.step_bridge.text import Action, ChatTemplate, random_action, register_with_gem
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
 from lachesis.schemas.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from lachesis.pipeline.common.number_arguments import whole_number
 from lachesis.pipeline.environment.config import CollectConfig
 from lachesis.pipeline.environment.inference_requests import InferenceRequests
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, DataError
 

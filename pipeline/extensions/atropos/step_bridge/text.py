@@ -19,7 +19,7 @@ from lachesis.pipeline.common.number_arguments import whole_number
 from lachesis.pipeline.common.real_number import real_number
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.atropos.step_bridge.injected import Detokenize, Tokenize
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import WeightVersionSpan
 from lachesis.schemas.errors import DataError
 

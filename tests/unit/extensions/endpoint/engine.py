@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 from unit.extensions.endpoint.families import tokenizer_of
 
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.serving.dialects import template_messages
 from lachesis.pipeline.model.chat_template import render_chat

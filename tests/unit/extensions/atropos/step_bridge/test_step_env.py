@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lachesis import Environment, Session, StepEnv, Task
-from lachesis.pipeline.inference.client import GeneratedSample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
