@@ -21,7 +21,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from health_examination_policy import HELD_OUT_SAMPLES
 from health_examination_world import Run
 
 from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.schemas.alerts import Alert
 from lachesis.schemas.annotations import EvalEvent, GroupReward, GroupScore, GroupSignals, Verdict
@@ -77,7 +78,7 @@ class RunResult:
 def examine(run: Run, config: HealthConfig, kind: str = "", seed: int = 0) -> RunResult:
     """Feed a run to a monitor in the order of the streams, and return what came of it."""
     result = RunResult(kind, seed, run.groups, run.onset)
-    monitor = EnvMonitor(config)
+    monitor = EnvMonitor(config, RunSettings(max_staleness=_oldest(run)))
     batches, evaluations, stale = _by_group(run.batches), _by_group(run.evaluations), _by_group(run.stale)
     step = 0
     for i, (score, reward) in enumerate(events(run)):
@@ -101,6 +102,11 @@ def examine(run: Run, config: HealthConfig, kind: str = "", seed: int = 0) -> Ru
         result.seconds += time.process_time() - began
     _add_gain(result, run)
     return result
+
+
+def _oldest(run: Run) -> int:
+    """Return `batching.max_staleness` of a run whose policy answers so many steps late: what its batcher lets pass."""
+    return max(2, *(step - int(run.step[i]) for step, (_, groups) in enumerate(run.batches) for i in groups))
 
 
 def _by_group(records: Sequence[tuple[Any, ...]]) -> dict[int, list[tuple[Any, ...]]]:
@@ -292,7 +298,8 @@ def found_by(result: RunResult) -> tuple[int, str] | None:
 def summarize(kind: str, results: Sequence[RunResult]) -> dict[str, Any]:
     """Return the row of a kind; rates with exact 95 % bounds."""
     n = len(results)
-    if kind in HEALTHY:
+    healthy = all(result.onset is None for result in results)
+    if healthy:
         warned = sum(bool(result.alerts) for result in results)
         stopped = [result for result in results if result.quarantined_at is not None]
         windows = sum(result.evaluations for result in results)
@@ -304,10 +311,11 @@ def summarize(kind: str, results: Sequence[RunResult]) -> dict[str, Any]:
     halted = sum(result.halted_at is not None for result in results)
     early = [r for r in stopped if r.level is not None and r.level < 0.2]
     checks = Counter(check for result in results for check in {name for _, name, _ in result.alerts})
-    if kind not in HEALTHY:
+    if not healthy:
         checks = Counter(found[1] for found in map(found_by, results) if found)
     return {
         "kind": kind,
+        "healthy": healthy,
         "runs": n,
         "warned": warned,
         "warned_bounds": exact_bounds(warned, n),
@@ -345,7 +353,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 def _line(row: dict[str, Any]) -> str:
     start = f"{row['kind']:<36}{row['runs']:4d}  {_rate(row, 'warned')} "
     stops = f"{_rate(row, 'quarantined')} {_rate(row, 'halted')} "
-    if row["kind"] in HEALTHY:
+    if row["healthy"]:
         return f"{start} {100 * (row['warned_windows'] or 0):5.1f} %  {stops} {_listed(row['checks'])}"
     return (
         f"{start} {_number(row['warned_delay']):>7}  {stops} {_number(row['delay']):>7} {_number(row['level'], 2):>6} "
@@ -366,8 +374,8 @@ _HACK_HEAD = (
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all healthy kinds together, and how many hacks were found, and found in time."""
-    healthy = [row for row in rows if row["kind"] in HEALTHY]
-    hacks = [row for row in rows if row["kind"] in HACKS]
+    healthy = [row for row in rows if row["healthy"]]
+    hacks = [row for row in rows if not row["healthy"]]
     runs = sum(row["runs"] for row in healthy)
     found: dict[str, Any] = {"healthy_runs": runs}
     for name in ("warned", "quarantined", "halted"):
@@ -375,19 +383,24 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found[name], found[f"{name}_bounds"] = count, exact_bounds(count, runs)
     return found | {
         "hacks": len(hacks),
+        "hacks_stopped": sum(2 * row["quarantined"] > row["runs"] for row in hacks),
         "hacks_in_time": sum(2 * row["before_a_fifth"] > row["runs"] for row in hacks),
         "hacks_warned": sum(row["warned"] == row["runs"] for row in hacks),
         "us_per_group": _median([row["us_per_group"] for row in rows]),
     }
 
 
-def _examine(task: tuple[str, int, int, HealthConfig]) -> RunResult:
-    kind, seed, groups, config = task
-    return examine(make_run(kind, seed, groups), config, kind, seed)
+_Maker = Callable[[str, int, int], Run]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _examine(task: tuple[_Maker, str, int, int, HealthConfig]) -> RunResult:
+    make, kind, seed, groups, config = task
+    return examine(make(kind, seed, groups), config, kind, seed)
+
+
+def main(healthy: Iterable[str], hacks: Iterable[str], make: _Maker, description: str | None) -> None:
+    """Examine the kinds that the command line chooses, of runs that `make` makes of a kind, a seed and groups."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--groups", type=int, default=8000, help="groups of a run; kinds are made for 8000")
@@ -396,7 +409,7 @@ def main() -> None:
     parser.add_argument("--off", nargs="*", default=[], help="checks that do not judge")
     parser.add_argument("--out", type=Path, help="file to which table and runs are written as JSON")
     given = parser.parse_args()
-    tables = {"healthy": HEALTHY, "hacks": HACKS}
+    tables = {"healthy": list(healthy), "hacks": list(hacks)}
     chosen = [
         kind
         for name, table in tables.items()
@@ -405,13 +418,14 @@ def main() -> None:
     ]
     config = HealthConfig(off=given.off)
     seeds = range(given.first_seed, given.first_seed + given.seeds)
-    tasks = [(kind, seed, given.groups, config) for kind in chosen for seed in seeds]
+    tasks = [(make, kind, seed, given.groups, config) for kind in chosen for seed in seeds]
     rows, runs = [], []
     with ProcessPoolExecutor(given.jobs) as pool:
         results = iter(pool.map(_examine, tasks))
         for i, kind in enumerate(chosen):
-            if i == 0 or (kind in HACKS) != (chosen[i - 1] in HACKS):
-                print(_HACK_HEAD if kind in HACKS else _HEALTHY_HEAD)
+            is_hack = kind in tables["hacks"]
+            if i == 0 or is_hack != (chosen[i - 1] in tables["hacks"]):
+                print(_HACK_HEAD if is_hack else _HEALTHY_HEAD)
             found = [next(results) for _ in seeds]
             rows.append(summarize(kind, found))
             runs += [asdict(result) for result in found]
@@ -420,7 +434,8 @@ def main() -> None:
     print(
         f"healthy: {whole['healthy_runs']} runs, warned {_rate(whole, 'warned')}, quarantined "
         f"{_rate(whole, 'quarantined')}, halted {_rate(whole, 'halted')}\n"
-        f"hacks: {whole['hacks']}; in most runs quarantined below a fifth of the gain: {whole['hacks_in_time']}; "
+        f"hacks: {whole['hacks']}; in most runs quarantined: {whole['hacks_stopped']}, below a fifth of the gain: "
+        f"{whole['hacks_in_time']}; "
         f"warned of in every run: {whole['hacks_warned']}\nchecks: {_number(whole['us_per_group'])} us a group"
     )
     if given.out:
@@ -428,4 +443,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(HEALTHY, HACKS, make_run, __doc__)

@@ -83,10 +83,11 @@ class MissingRatingsCheck(Check):
     service that is overloaded fails in bursts). An abstention is an answer.
 
     Nothing is ever put in place of a missing rating, so fewer raters are left, and a policy may be paid for making a
-    strict one fail. A share says nothing of that: a service fails as well. So a warning quarantines where it lasts only
-    if within groups the samples without the rating score more (z > 4), and either the other raters rate them
-    differently (|z| > 4), so that what fails depends on the answer, or their share keeps rising over 32 windows
-    (t > 4). Both are of the last eight windows. If half of the scores themselves are missing, it quarantines as well.
+    strict one fail. A share says nothing of that: a service fails as well. So any share > 10 % warns at once, and
+    quarantines where it lasts, if within groups the samples without the rating score more (z > 4), and either the other
+    raters rate them differently (|z| > 4), so that what fails depends on the answer, or their share keeps rising over
+    32 windows (t > 4). Both are of the last eight windows. If half of the scores themselves are missing, it quarantines
+    as well.
 
     A rater that rates no sample of 8 groups in a row or more, for one reason, is away or broken. The check reports that
     as its outage, with its error and since when, and it never quarantines, because the environment is not the cause.
@@ -129,9 +130,10 @@ class MissingRatingsCheck(Check):
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
             reason = f"{shares[worst]:.0%} of the {what} missing; {harm[worst] or 'remove the rater or fix it'}"
             by_group = [*missing[worst], *[0] * (len(window.scores) - len(missing[worst]))]
+            earned = harm[worst] is not None
             sure = self._is_sure(worst, shares[worst], by_group, total)
-            severity: Severity = "warn" if sure or shares[worst] > _MOST else "inform"
-            stops = sure and (harm[worst] is not None or shares[_SCORE] > _MOST)
+            severity: Severity = "warn" if earned or sure or shares[worst] > _MOST else "inform"
+            stops = earned or (sure and shares[_SCORE] > _MOST)
             return CheckResult(
                 severity, shares[worst], _MANY, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=stops
             )

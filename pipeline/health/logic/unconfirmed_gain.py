@@ -1,16 +1,15 @@
-"""Checks for gains that a rater which could confirm them does not confirm."""
+"""Checks for gains of one rater of which another one, which agreed with it, thinks less than before."""
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import combinations
-from statistics import fmean
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow, finite, is_number, mean
-from lachesis.pipeline.health.logic.trends import correlation, slope_t
+from lachesis.pipeline.health.logic.trends import correlation, student_z
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.values import convert_plain
@@ -18,235 +17,472 @@ from lachesis.schemas.values import convert_plain
 __all__ = ["UnconfirmedGain"]
 
 _POINT_GROUPS = 64
-_HORIZONS = (24, 48, 96)
-"""Points of 64 groups that slopes are taken over."""
-_MIN_POINTS = 12
-_END_POINTS = 8
-"""Points at each end of a horizon that agreement is compared between: 512 groups."""
-_GAIN_T, _SCORE_T, _CONTRADICTING_T = 4.0, 3.0, -3.3
-_SINKING_T, _FALLING_T = -2.0, -4.0
-_FORM_POINTS = 48
-"""First points of a run, in which form may be learned before what is worth more."""
-_CONFIRMED = 0.6
-"""Share of the expected rise that confirms a gain."""
-_ROOM = 0.5
-"""Share of the room above a rating that a rater can be expected to use up."""
+_LEARNING_POINTS = 8
+"""Points from which is learned which raters agree, the first apart: it says what a high rating is."""
+_EARLY_POINTS = 24
+"""Points after that in which form may be learned before what is worth more."""
+_MIN_BEFORE, _MIN_NOW = 8, 2
+"""Points that are compared at least."""
+_MIN_SAMPLES, _MIN_GROUPS = 30, 16
 _MIN_AGREEMENT = 0.2
 """Correlation from which on a rater can confirm what another says."""
-_LOST, _MOSTLY_LOST = 0.25, 0.5
-"""Shares of the agreement at the start of a horizon by which it has fallen at the end."""
-_SURE_ERRORS = 3.0
-_MAX_RATERS = 8
-"""Raters that are compared with each other: 28 pairs, or some 2 KiB a point. Of more, the first by name."""
+_MIN_FALL = 0.05
+"""Share of the difference between what is rated high and low that a fall has to be."""
+_WARN_Z, _QUARANTINE_Z = 4.0, 5.5
+_RISE_Z, _FORGET_Z, _USUAL_Z = 2.0, 3.0, 2.0
+_USUAL_POINTS = 4
+_BUCKETS = 2
+"""Buckets of one size: those of a run of 8000 groups are some 13."""
+_MAX_RATERS, _MAX_SKILLS = 6, 8
+"""Raters that are compared, 30 pairs, and skills that are looked at apart."""
 
 
-class _Sums(msgspec.Struct, array_like=True):
-    """Sums over samples, centred within groups, of a pair of raters x and y and of the logarithm of length, l."""
+class _Group(msgspec.Struct, array_like=True):
+    score: float | None
+    skill: str | None
+    logs: list[float]
+    ratings: dict[str, list[float | None]]
 
-    n: int = 0
+
+class _Learning(msgspec.Struct, array_like=True):
+    """Sums over the first groups, of raters x and y and of the logarithm of length, l: centred within groups over all
+    samples, and again over those that x rates high."""
+
+    x: str
+    y: str
     xy: float = 0.0
     xx: float = 0.0
     yy: float = 0.0
     xl: float = 0.0
     yl: float = 0.0
     ll: float = 0.0
+    high: int = 0
+    high_y: float = 0.0
+    high_length: float = 0.0
+    high_yy: float = 0.0
+    high_yl: float = 0.0
+    high_ll: float = 0.0
+    low: int = 0
+    low_y: float = 0.0
+    groups: int = 0
+    means: float = 0.0
+    squares: float = 0.0
+    noise: float = 0.0
+    """Of y's group means: their sum, that of their squares, and of the squared errors that independent samples give."""
 
-    def __add__(self, other: "_Sums") -> "_Sums":
-        return _Sums(
+    def add(self, rows: Sequence[tuple[float, float, float]], threshold: float) -> None:
+        """Take in a group's samples, as (x, y, l)."""
+        within = self.yy
+        for x, y, length in _centred(rows):
+            self.xy += x * y
+            self.xx += x * x
+            self.yy += y * y
+            self.xl += x * length
+            self.yl += y * length
+            self.ll += length * length
+        if len(rows) > 1:
+            middle = sum(y for _, y, _ in rows) / len(rows)
+            self.groups += 1
+            self.means += middle
+            self.squares += middle * middle
+            self.noise += (self.yy - within) / (len(rows) * (len(rows) - 1))
+        high = [row for row in rows if row[0] > threshold]
+        self.high += len(high)
+        self.high_y += sum(y for _, y, _ in high)
+        self.high_length += sum(length for _, _, length in high)
+        self.low += len(rows) - len(high)
+        self.low_y += sum(y for x, y, _ in rows if x <= threshold)
+        for _, y, length in _centred(high):
+            self.high_yy += y * y
+            self.high_yl += y * length
+            self.high_ll += length * length
+
+    @property
+    def ranks(self) -> bool:
+        """Whether y compares the samples of a group alone: then its group means differ less than by chance."""
+        spread = self.squares - self.means * self.means / max(1, self.groups)
+        return spread < 0.5 * self.noise
+
+    def agreement(self) -> float:
+        """Return the correlation of x and y within groups, of what length does not explain."""
+        xy, xx, yy = self.xy, self.xx, self.yy
+        if self.ll > 0:
+            xy -= self.xl * self.yl / self.ll
+            xx -= self.xl * self.xl / self.ll
+            yy -= self.yl * self.yl / self.ll
+        return correlation(xy, xx, yy) or 0.0
+
+
+class _Witness(msgspec.Struct, array_like=True):
+    """What the first groups say of y as a witness of x: by how much more it gives what x rates high (`contrast`), and
+    by how much that changes with the logarithm of length, around `length` (`slope`, its squared error `square`).
+    `high`: above it x rates high."""
+
+    x: str
+    y: str
+    high: float
+    contrast: float
+    length: float
+    slope: float
+    square: float
+
+
+class _Bucket(msgspec.Struct, array_like=True):
+    """Sums over the groups of some points. Of a group: n samples that x rates high, the sums of their ratings by y and
+    of these less what length explains (`part`), and of their deviations of length; and its mean score."""
+
+    points: int = 0
+    groups: int = 0
+    n: float = 0.0
+    nn: float = 0.0
+    y: float = 0.0
+    ny: float = 0.0
+    yy: float = 0.0
+    part: float = 0.0
+    npart: float = 0.0
+    partpart: float = 0.0
+    length: float = 0.0
+    scored: int = 0
+    score: float = 0.0
+    squares: float = 0.0
+
+    def __add__(self, other: "_Bucket") -> "_Bucket":
+        return _Bucket(
             *(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
         )
 
-    def turned(self) -> "_Sums":
-        """Return the sums with x and y exchanged."""
-        return _Sums(self.n, self.xy, self.yy, self.xx, self.yl, self.xl, self.ll)
-
-    def beside_length(self) -> tuple[float, float, float]:
-        """Return the sums xy, xx, yy of what length does not explain."""
-        if self.ll <= 0:
-            return self.xy, self.xx, self.yy
-        return (
-            self.xy - self.xl * self.yl / self.ll,
-            self.xx - self.xl * self.xl / self.ll,
-            self.yy - self.yl * self.yl / self.ll,
+    def __sub__(self, other: "_Bucket") -> "_Bucket":
+        return _Bucket(
+            *(a - b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
         )
 
+    @property
+    def enough(self) -> bool:
+        return self.n >= _MIN_SAMPLES and self.groups >= _MIN_GROUPS
 
-class _Point(msgspec.Struct):
-    """64 groups: the mean score, the mean of each rater, and the sums of each pair "x y" by names in order."""
+    def rating(self) -> tuple[float, float]:
+        """Return y's mean of what x rates high, with its squared error; samples of a group are alike."""
+        return _ratio(self.y, self.yy, self.ny, self)
 
-    score: float | None
-    means: dict[str, float]
-    pairs: dict[str, _Sums]
+    def rating_beside_length(self) -> tuple[float, float]:
+        """Return the same of what length does not explain."""
+        return _ratio(self.part, self.partpart, self.npart, self)
 
 
-class _Doubt(NamedTuple):
-    """A rater that does not confirm another's gain. `sinks`: its ratings fall; `falls`: clearly, and r to half."""
+class _Comparison(NamedTuple):
+    """The groups before against those since: y's mean of what x rates high fell by z standard errors, with and without
+    what length explains."""
 
-    name: str
-    t: float
+    z: float
+    z_beside_length: float
     before: float
-    after: float
-    sinks: bool
-    falls: bool
+    now: float
+    groups: int
+
+    @property
+    def fall_z(self) -> float:
+        return min(self.z, self.z_beside_length)
+
+
+class _Finding(NamedTuple):
+    z: float
+    witness: _Witness
+    skill: str
+    fall: _Comparison
+
+
+class _Series(msgspec.Struct):
+    """Buckets of points, the oldest first: of each size 1, 2, 4 ... at most two (Bifet & Gavalda 2007, ADWIN).
+    `forgotten` points came before them."""
+
+    buckets: list[_Bucket] = []
+    forgotten: int = 0
+
+    def add(self, bucket: _Bucket) -> None:
+        """Take in a point, and join older ones so that their number grows with the logarithm of the run's length."""
+        self.buckets.append(bucket)
+        size = 1
+        while len(same := [i for i, kept in enumerate(self.buckets) if kept.points == size]) > _BUCKETS:
+            first = same[0]
+            self.buckets[first : first + 2] = [self.buckets[first] + self.buckets[first + 1]]
+            size *= 2
+
+    def find_fall(self, witness: _Witness) -> _Comparison | None:
+        """Return the clearest fall while what x rates high and the score rise, None if there is none."""
+        while self._has_learned(splits := list(self._splits(witness))):
+            self.forgotten += self.buckets.pop(0).points
+        found = None
+        for place, before, now, compared in splits:
+            if compared.fall_z > max(_WARN_Z, found.fall_z if found else 0.0) and (
+                before.points >= _MIN_BEFORE
+                and not self._is_early(before)
+                and compared.before - compared.now > _MIN_FALL * witness.contrast
+                and _rises(before, now)
+                and not self._was_as_low(place, compared)
+            ):
+                found = compared
+        return found
+
+    def _splits(self, witness: _Witness) -> Iterator[tuple[int, _Bucket, _Bucket, _Comparison]]:
+        """Yield each split with enough on both sides: how many buckets are before it, and both sides compared."""
+        whole = sum(self.buckets, _Bucket())
+        before = _Bucket()
+        for place, bucket in enumerate(self.buckets[:-1], start=1):
+            before = before + bucket
+            now = whole - before
+            if now.points >= _MIN_NOW and before.enough and now.enough:
+                yield place, before, now, _compare(before, now, witness)
+
+    def _has_learned(self, splits: Iterable[tuple[int, _Bucket, _Bucket, _Comparison]]) -> bool:
+        """Return whether y's mean rose, or fell from early on: then the oldest groups no longer say what is usual."""
+        return any(
+            compared.z < -_FORGET_Z
+            or (compared.fall_z > _FORGET_Z and now.points >= _MIN_BEFORE and self._is_early(before))
+            for _, before, now, compared in splits
+        )
+
+    def _is_early(self, before: _Bucket) -> bool:
+        return self.forgotten + before.points < _EARLY_POINTS
+
+    def _was_as_low(self, place: int, compared: _Comparison) -> bool:
+        """Return whether a stretch before lies below the others for certain, and as low: tasks may come in waves."""
+        stretch = _Bucket()
+        for bucket in self.buckets[:place]:
+            stretch = stretch + bucket
+            if stretch.points < _USUAL_POINTS:
+                continue
+            if stretch.enough:
+                low, square = stretch.rating()
+                if low <= compared.now and compared.before - low > _USUAL_Z * math.sqrt(square):
+                    return True
+            stretch = _Bucket()
+        return False
 
 
 class UnconfirmedGain(Check):
-    """The score rises by raters whose gain is not confirmed by another one that could: slopes over 24, 48 and 96 points
-    of 64 groups each.
+    """Rater x rates more and more samples high, the score rises, and of what x rates high another rater y thinks less
+    than it did before.
 
-    Two raters agree where they find the same samples of a group better: r is their correlation within groups, of what
-    length does not explain, so that a rater of brevity is no witness. Rater y doubts the gain of x (t > 4) if
-    - it could confirm it: r > .2 at the start of the horizon;
-    - it does not: it rises by less than .6 of b times the rise of x (t of the difference < -3.3), where b is the slope
-      of y on x within groups, beside length, at the start; y is expected to use up no more than half of the room above
-      it. The noise of x makes b smaller, and that of y the difference less sure;
-    - they part: r fell by a quarter or more, and by three standard errors.
-    While the score rises (t > 3), that warns if those in doubt are no more than those that doubt them, of three raters
-    or more, or if each is doubted by one that falls (t < -4) and by which r fell to half. A warning that lasts
-    quarantines. In the first 48 points, in which form may be learned before what is worth more, it only informs if none
-    that doubts falls (t < -2). Of more than eight raters, the first eight by name are compared. The value is how surely
-    the clearest doubt contradicts the gain, -t.
+    If two raters judge one quality, each with its own errors, then as quality rises so does y's mean of what x rates
+    high: among these the share of good ones grows (Bayes; Milgrom 1981, monotone likelihood ratios). It falls if x is
+    paid for something that y does not see as quality, be it that y rates it low or only lower than what was good.
+    "High" is above the mean of the first 64 groups. After 448 groups more y is a witness of x if both agreed on which
+    samples of a group are better: r > .2, of what length does not explain. A rater that ranks the samples of a group is
+    no witness, since its mean cannot rise.
+
+    Every split of the run so far is compared, by the errors of the means over groups, at logarithmically many places:
+    in all groups, and in each of at most eight skills. z > 4 warns, and quarantines if it lasts; z > 5.5 quarantines.
+    The fall has to be certain with and without what length explains, and more than a twentieth of the difference
+    between what x rates high and low. If an earlier stretch lay as low, tasks come in waves, and it is no fall. Groups
+    before a rise are forgotten, since learning raises what is usual. So are those before a fall that begins in the
+    first 2,048 groups, in which form may be learned before what is worth more. Of more than six raters, the first six
+    by name are compared. The value is z.
     """
 
     name = "unconfirmed_gain"
 
     def __init__(self) -> None:
-        self._points: deque[_Point] = deque(maxlen=_HORIZONS[-1])
-        self._left: list[_Point] = []
+        self._left: list[_Group] = []
+        self._points = 0
+        self._high: dict[str, float] = {}  # by rater, above it a rating is high
+        self._learning: dict[str, _Learning] = {}  # by pair "x y", as the next two
+        self._witnesses: dict[str, _Witness] = {}
+        self._series: dict[str, dict[str, _Series]] = {}  # by skill; "": all groups
+        self._skills: dict[str, int] = {}
 
     def evaluate(self, window: HealthWindow) -> CheckResult:
-        self._left += [_group_point(score) for score in window.scores]
+        self._left += [_group(score) for score in window.scores]
         while len(self._left) >= _POINT_GROUPS:
-            self._points.append(_together(self._left[:_POINT_GROUPS]))
+            self._record(self._left[:_POINT_GROUPS])
             del self._left[:_POINT_GROUPS]
-        if len(self._points) < _MIN_POINTS:
-            return CheckResult("idle", reason="too few groups yet")
-        if len(self._points[-1].means) < 2:
-            return CheckResult("idle", reason="fewer than two raters")
-        points, most = list(self._points), 0.0
-        horizons = [points[-horizon:] for horizon in _HORIZONS if horizon <= len(points)] or [points]
-        rising = max(slope_t([point.score for point in some if point.score is not None]) or 0.0 for some in horizons)
-        if rising <= _SCORE_T:
-            return CheckResult("ok", 0.0, -_CONTRADICTING_T)
-        for some in horizons:
-            doubts = _doubts(some)
-            if not doubts:
-                continue
-            witnesses = sorted({doubt.name for found in doubts.values() for doubt in found} - doubts.keys())
-            outvoted = len(doubts) <= len(witnesses) and len(some[-1].means) > 2
-            refuted = all(any(doubt.falls for doubt in found) for found in doubts.values())
-            clearest = min((doubt for found in doubts.values() for doubt in found), key=lambda doubt: doubt.t)
-            most = max(most, -clearest.t)
-            if outvoted or refuted:
-                reason = (
-                    f"the score rises over {_POINT_GROUPS * len(some)} groups by {_named(doubts)}, which "
-                    f"{_named(witnesses)} could confirm, but does not (t = {clearest.t:.1f}), and agrees less on which "
-                    f"samples are better (r = {clearest.before:.2f} -> {clearest.after:.2f})"
-                )
-                early = len(points) < _FORM_POINTS and not any(
-                    doubt.sinks for found in doubts.values() for doubt in found
-                )
-                severity: Severity = "inform" if early else "warn"
-                return CheckResult(severity, -clearest.t, -_CONTRADICTING_T, reason, window.newest, grows=not early)
-        return CheckResult("ok", min(most, -_CONTRADICTING_T), -_CONTRADICTING_T)
+        if self._points <= _LEARNING_POINTS:
+            return CheckResult("idle", reason="the first groups are what later ones are judged by")
+        if not self._witnesses:
+            return CheckResult("idle", reason="no two raters agree on which samples of a group are better")
+        worst = max(self._findings(), key=lambda found: found.z, default=None)
+        if worst is None:
+            return CheckResult("ok", 0.0, _WARN_Z)
+        where = f" in {worst.skill}" if worst.skill else ""
+        reason = (
+            f"the score rises by {worst.witness.x}, and of what it rates high{where} {worst.witness.y} thinks less "
+            f"than before, {worst.fall.before:.2f} -> {worst.fall.now:.2f} (z = {worst.z:.1f}) in the last "
+            f"{worst.fall.groups} groups"
+        )
+        severity: Severity = "quarantine" if worst.z > _QUARANTINE_Z else "warn"
+        return CheckResult(severity, worst.z, _WARN_Z, reason, window.newest, grows=True)
+
+    def _findings(self) -> Iterator[_Finding]:
+        for pair, by_skill in self._series.items():
+            for skill, series in by_skill.items():
+                found = series.find_fall(self._witnesses[pair])
+                if found is not None:
+                    yield _Finding(found.fall_z, self._witnesses[pair], skill, found)
+
+    def _record(self, groups: Sequence[_Group]) -> None:
+        """Take in a point: first what a high rating is, then which raters agree, then what they say."""
+        for pair, witness in self._witnesses.items():
+            self._extend(self._series[pair], witness, groups)
+        names = sorted({name for group in groups for name in group.ratings})[:_MAX_RATERS]
+        for x, y in permutations([name for name in names if name in self._high], 2):
+            if f"{x} {y}" not in self._witnesses:
+                learning = self._learning.setdefault(f"{x} {y}", _Learning(x, y))
+                for group in groups:
+                    learning.add(_rows(group, x, y), self._high[x])
+        for name in names:
+            level = mean(value for group in groups for value in group.ratings.get(name, ()))
+            if name not in self._high and level is not None:
+                self._high[name] = level
+        if self._points < _LEARNING_POINTS:
+            self._skills = dict(Counter(self._skills) + Counter(group.skill for group in groups if group.skill))
+        self._points += 1
+        if self._points % _LEARNING_POINTS == 0:
+            self._find_witnesses()
+
+    def _find_witnesses(self) -> None:
+        """Follow the pairs that agree; for the others begin to learn again."""
+        skills = sorted(self._skills, key=lambda skill: (-self._skills[skill], skill))[:_MAX_SKILLS]
+        for pair, learning in self._learning.items():
+            witness = _witness(learning, self._high[learning.x])
+            if witness is not None:
+                self._witnesses[pair] = witness
+                self._series[pair] = {skill: _Series() for skill in ["", *(skills if len(skills) > 1 else ())]}
+        self._learning = {}
+
+    def _extend(self, by_skill: Mapping[str, _Series], witness: _Witness, groups: Sequence[_Group]) -> None:
+        rows = [(group.skill, _said(group, witness)) for group in groups]
+        for skill, series in by_skill.items():
+            series.add(_bucket([said for own, said in rows if skill in {"", own}]))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"points": msgspec.to_builtins(list(self._points)), "left": msgspec.to_builtins(self._left)}
+        state = {
+            "left": self._left, "points": self._points, "high": self._high, "learning": self._learning,
+            "witnesses": self._witnesses, "series": self._series, "skills": self._skills,
+        }  # fmt: skip
+        return {name: msgspec.to_builtins(value) for name, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._points.extend(convert_plain("health state", list[_Point], state["points"]))
-        self._left = convert_plain("health state", list[_Point], state["left"])
+        if "witnesses" not in state:  # of a build that judged slopes
+            return
+        self._left = convert_plain("health state", list[_Group], state["left"])
+        self._points = convert_plain("health state", int, state["points"])
+        self._high = convert_plain("health state", dict[str, float], state["high"])
+        self._learning = convert_plain("health state", dict[str, _Learning], state["learning"])
+        self._witnesses = convert_plain("health state", dict[str, _Witness], state["witnesses"])
+        self._series = convert_plain("health state", dict[str, dict[str, _Series]], state["series"])
+        self._skills = convert_plain("health state", dict[str, int], state["skills"])
 
 
-def _doubts(points: Sequence[_Point]) -> dict[str, list[_Doubt]]:
-    """Return the raters that rise, and for each those that doubt its gain."""
-    names = sorted(points[-1].means)
-    levels = {name: [point.means[name] for point in points if name in point.means] for name in names}
-    slopes = {name: slope_t(values) or 0.0 for name, values in levels.items()}
-    ends = min(_END_POINTS, len(points) // 3)
-    found: dict[str, list[_Doubt]] = {}
-    for x in names:
-        if slopes[x] <= _GAIN_T:
-            continue
-        gain = fmean(levels[x][-ends:]) - fmean(levels[x][:ends])
-        for y in names:
-            if y == x:
-                continue
-            before = _pair(points[:ends], x, y)
-            loss = _lost_agreement(before, [_pair(points[i : i + ends], x, y) for i in range(ends, len(points), ends)])
-            if gain <= 0 or loss is None:
-                continue
-            xy, xx, _ = before.beside_length()
-            room = _ROOM * max(0.0, 1 - fmean(levels[y][:ends]))
-            share = _CONFIRMED * min(xy / xx, room / gain)
-            t = slope_t([point.means[y] - share * point.means[x] for point in points if {x, y} <= point.means.keys()])
-            if t is not None and t < _CONTRADICTING_T:
-                r_before, r_after = loss
-                falls = slopes[y] < _FALLING_T and r_after < (1 - _MOSTLY_LOST) * r_before
-                found.setdefault(x, []).append(_Doubt(y, t, r_before, r_after, slopes[y] < _SINKING_T, falls))
-    return found
-
-
-def _lost_agreement(before: _Sums, later: Sequence[_Sums]) -> tuple[float, float] | None:
-    """Return the correlation before, and the lowest one later, if it was good and fell by much and more than chance."""
-    r = correlation(*before.beside_length())
-    both_rate = [one for one in later if one.n]
-    if r is None or r < _MIN_AGREEMENT or not both_rate:
-        return None
-    lowest, error = min((correlation(*one.beside_length()) or 0.0, _error(one)) for one in both_rate)
-    if r - lowest < max(_LOST * r, _SURE_ERRORS * math.hypot(_error(before), error)):
-        return None
-    return r, lowest
-
-
-def _error(sums: _Sums) -> float:
-    """Return the standard error of a correlation, which is 0 if one of the two does not vary."""
-    r = correlation(*sums.beside_length()) or 0.0
-    return (1 - r * r) / math.sqrt(max(1, sums.n))
-
-
-def _pair(points: Sequence[_Point], x: str, y: str) -> _Sums:
-    """Return the sums of a pair over all points."""
-    key = f"{min(x, y)} {max(x, y)}"
-    sums = sum((point.pairs[key] for point in points if key in point.pairs), _Sums())
-    return sums if x < y else sums.turned()
-
-
-def _group_point(score: GroupScore) -> _Point:
-    """Return what a group says. `n` of a pair counts the samples with both, less one for their mean."""
-    point = _Point(mean(score.scores), {}, {})
+def _group(score: GroupScore) -> _Group:
     logs = [math.log(max(1, length)) for length in score.lengths] or [0.0] * len(score.scores)
-    for name, column in score.ratings.items():
-        known = list(finite(column))
-        if known:
-            point.means[name] = math.fsum(known) / len(known)
-    for x, y in combinations(sorted(point.means)[:_MAX_RATERS], 2):
-        rows = [
-            (own, other, log)
-            for own, other, log in zip(score.ratings[x], score.ratings[y], logs, strict=True)
-            if is_number(own) and is_number(other)
-        ]
-        if len(rows) < 2:
-            continue
-        middles = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-        sums = [0.0] * 6
-        for row in rows:
-            a, b, c = (value - middle for value, middle in zip(row, middles, strict=True))
-            for i, product in enumerate((a * b, a * a, b * b, a * c, b * c, c * c)):
-                sums[i] += product
-        point.pairs[f"{x} {y}"] = _Sums(len(rows) - 1, *sums)
-    return point
+    ratings = {name: list(column) for name, column in score.ratings.items() if any(True for _ in finite(column))}
+    return _Group(mean(score.scores), score.skill, logs, ratings)
 
 
-def _together(groups: Sequence[_Point]) -> _Point:
-    """Return one point of all groups."""
-    point = _Point(mean(group.score for group in groups), {}, {})
-    for name in sorted({name for group in groups for name in group.means}):
-        point.means[name] = fmean(group.means[name] for group in groups if name in group.means)
-    for key in sorted({key for group in groups for key in group.pairs}):
-        point.pairs[key] = sum((group.pairs[key] for group in groups if key in group.pairs), _Sums())
-    return point
+def _rows(group: _Group, x: str, y: str) -> list[tuple[float, float, float]]:
+    """Return (x, y, log of length) of the samples that both rate."""
+    if x not in group.ratings or y not in group.ratings:
+        return []
+    columns = zip(group.ratings[x], group.ratings[y], group.logs, strict=True)
+    return [(a, b, log) for a, b, log in columns if is_number(a) and is_number(b)]
 
 
-def _named(names: Mapping[str, Any] | Sequence[str]) -> str:
-    return ", ".join(sorted(names))[:200]
+def _centred(rows: Sequence[tuple[float, float, float]]) -> Iterator[tuple[float, float, float]]:
+    if not rows:
+        return
+    n = len(rows)
+    x, y, length = (sum(column) / n for column in zip(*rows, strict=True))
+    for row in rows:
+        yield row[0] - x, row[1] - y, row[2] - length
+
+
+def _witness(learning: _Learning, threshold: float) -> _Witness | None:
+    """Return what y says of x, None if they hardly agree, or if y ranks within groups."""
+    if learning.high < _MIN_SAMPLES or not learning.low or learning.ranks or learning.agreement() < _MIN_AGREEMENT:
+        return None
+    contrast = learning.high_y / learning.high - learning.low_y / learning.low
+    if contrast <= 0:
+        return None
+    slope = square = 0.0
+    if learning.high_ll > 0:
+        slope = learning.high_yl / learning.high_ll
+        square = max(0.0, learning.high_yy - slope * learning.high_yl) / learning.high / learning.high_ll
+    return _Witness(learning.x, learning.y, threshold, contrast, learning.high_length / learning.high, slope, square)
+
+
+class _Opinion(NamedTuple):
+    """What y says of the samples of a group that x rates high: how many, and sums as those of `_Bucket`."""
+
+    n: int
+    y: float
+    part: float
+    length: float
+    score: float | None
+
+
+def _said(group: _Group, witness: _Witness) -> _Opinion:
+    high = [(y, log - witness.length) for x, y, log in _rows(group, witness.x, witness.y) if x > witness.high]
+    y, length = sum(row[0] for row in high), sum(row[1] for row in high)
+    return _Opinion(len(high), y, y - witness.slope * length, length, group.score)
+
+
+def _bucket(groups: Sequence[_Opinion]) -> _Bucket:
+    scores = [group.score for group in groups if group.score is not None]
+    return _Bucket(
+        points=1,
+        groups=len(groups),
+        n=sum(group.n for group in groups),
+        nn=sum(group.n * group.n for group in groups),
+        y=sum(group.y for group in groups),
+        ny=sum(group.n * group.y for group in groups),
+        yy=sum(group.y * group.y for group in groups),
+        part=sum(group.part for group in groups),
+        npart=sum(group.n * group.part for group in groups),
+        partpart=sum(group.part * group.part for group in groups),
+        length=sum(group.length for group in groups),
+        scored=len(scores),
+        score=sum(scores),
+        squares=sum(score * score for score in scores),
+    )
+
+
+def _ratio(total: float, squares: float, products: float, of: _Bucket) -> tuple[float, float]:
+    """Return a mean over samples, and its squared error with groups as the unit of chance."""
+    value = total / of.n
+    spread = max(0.0, squares - 2 * value * products + value * value * of.nn)
+    return value, spread / of.n**2 * of.groups / max(1, of.groups - 1)
+
+
+def _compare(before: _Bucket, now: _Bucket, witness: _Witness) -> _Comparison:
+    (first, first_square), (last, last_square) = before.rating(), now.rating()
+    (part, part_square), (last_part, last_part_square) = before.rating_beside_length(), now.rating_beside_length()
+    grown = now.length / now.n - before.length / before.n
+    degrees = min(before.groups, now.groups) - 1
+    return _Comparison(
+        _z(first - last, first_square + last_square, degrees),
+        _z(part - last_part, part_square + last_part_square + witness.square * grown * grown, degrees),
+        first,
+        last,
+        now.groups,
+    )
+
+
+def _z(difference: float, square: float, degrees: int) -> float:
+    return student_z(difference / max(math.sqrt(square), 1e-9), degrees)
+
+
+def _rises(before: _Bucket, now: _Bucket) -> bool:
+    """Return whether x rates more samples of a group high than before, and groups score more."""
+    counts = _difference((before.groups, before.n, before.nn), (now.groups, now.n, now.nn))
+    scores = _difference((before.scored, before.score, before.squares), (now.scored, now.score, now.squares))
+    return min(counts, scores) > _RISE_Z
+
+
+def _difference(before: tuple[int, float, float], now: tuple[int, float, float]) -> float:
+    """Return by how many standard errors the mean of the second exceeds the first; each is (count, sum, squares)."""
+    square, means = 0.0, []
+    for count, total, squares in (before, now):
+        if count < 2:
+            return 0.0
+        means.append(total / count)
+        square += max(0.0, squares / count - means[-1] ** 2) / (count - 1)
+    return (means[1] - means[0]) / max(math.sqrt(square), 1e-9)

@@ -1,4 +1,6 @@
-"""Gains that a rater could confirm and does not are seen; learning at different speeds is not."""
+"""Gains of which another rater thinks less are seen; learning is not, however fast and in whichever order."""
+
+import math
 
 import msgspec
 import pytest
@@ -38,113 +40,193 @@ def judge(groups, check, make, windows):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fooled", [("judge",), ("judge", "style")])
-def test_a_gain_over_5000_groups_that_others_do_not_confirm_is_seen(groups, fooled):
-    found = judge(groups, UnconfirmedGain(), lambda i: rated(groups, fooled, 0.7 * i / 5000), 78)
-    warned = [result for result in found if result.severity == "warn"]
-    assert len(warned) > 10
-    assert all(name in warned[-1].reason for name in fooled)
-    assert warned[-1].grows
+def quick(groups, lift=0.0, *, fooled=(), share=0.0, witness=None, raters=("exact", "judge"), **fields):
+    """A group of four samples, good with a chance of .4 + `lift`. Of good ones `exact` says 1, others 0; judges .8, .3.
 
-
-def history(points, levels, agreement, noise=0.01):
-    """State of the check after so many points of 64 groups.
-
-    `levels`: by rater where its mean rating begins and ends. `agreement`: the same by pair of the correlation; a pair
-    that is not named does not agree. A rating's deviation within groups is .2.
+    A share of the bad ones uses a trick: `fooled` raters find it good, and the others rate it `witness` if that is
+    given.
     """
-    found = []
-    for k in range(points):
-        far, error = k / (points - 1), noise if k % 2 else -noise
-        means = {
-            name: first + (last - first) * far + error * (-1) ** i
-            for i, (name, (first, last)) in enumerate(levels.items())
-        }
-        pairs = {}
-        for x in sorted(levels):
-            for y in sorted(levels):
-                if x < y:
-                    first, last = agreement.get((x, y), (0.0, 0.0))
-                    pairs[f"{x} {y}"] = [
-                        448,
-                        448 * 0.04 * (first + (last - first) * far),
-                        448 * 0.04,
-                        448 * 0.04,
-                        0,
-                        0,
-                        0,
-                    ]
-        found.append({"score": sum(means.values()) / len(means), "means": means, "pairs": pairs})
-    return {"points": found, "left": []}
+    rng = groups.rng
+    good = [rng.random() < 0.4 + lift for _ in range(4)]
+    trick = [not good[i] and rng.random() < share for i in range(4)]
+
+    def rating(name, i):
+        if trick[i] and name not in fooled and witness is not None:
+            return witness + rng.gauss(0, 0.05)
+        fine = name in fooled if trick[i] else good[i]
+        return float(fine) if name == "exact" else (0.8 if fine else 0.3) + rng.gauss(0, 0.1)
+
+    ratings = {name: [rating(name, i) for i in range(4)] for name in raters}
+    scores = [sum(column[i] for column in ratings.values()) / len(ratings) for i in range(4)]
+    lengths = fields.pop("lengths", [50] * 4)
+    return groups.score(ratings=ratings, scores=scores, lengths=lengths, signals=SIGNALS, **fields)
 
 
-def after(groups, *args, **kwargs):
-    check = UnconfirmedGain()
-    check.load_state_dict(history(*args, **kwargs))
-    return check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))]))
+SIGNALS = {"logprobs": [-0.5] * 4, "texts": [1, 2, 3, 4]}
 
 
-PARTING = {("exact", "judge"): (0.7, 0.4)}
+def follow(make, windows, check=None):
+    """Feed windows of 64 groups to the check, which is saved and loaded half way; return its results."""
+    check, found = check or UnconfirmedGain(), []
+    for k in range(windows):
+        found.append(check.evaluate(HealthWindow(scores=[make(64 * k + i) for i in range(64)])))
+        if k == windows // 2:
+            state = msgspec.msgpack.decode(msgspec.msgpack.encode(check.state_dict()))
+            check = UnconfirmedGain()
+            check.load_state_dict(state)
+    return found
 
 
-def test_a_rater_that_never_agreed_says_nothing_of_a_gain(groups):
-    """Answers grow: a judge reads long ones less surely, form was good from the start, and exact confirms in part."""
-    agreement = {**PARTING, ("form", "judge"): (0.1, -0.1)}
-    levels = {"exact": (0.44, 0.58), "judge": (0.4, 0.6), "form": (0.88, 0.84)}
-    assert after(groups, 60, levels, agreement).severity == "ok"
+ONSET, WINDOWS = 2304, 46
 
 
-@pytest.mark.parametrize(
-    ("exact", "severity"),
-    [
-        ((0.4, 0.4), "warn"),
-        ((0.4, 0.43), "warn"),  # it is learned elsewhere, by less than the gain
-        ((0.4, 0.52), "ok"),  # the gain times the slope .7
-        ((0.98, 0.99), "ok"),  # there is no room above it
-    ],
-)
-def test_a_rater_confirms_as_much_as_it_could(groups, exact, severity):
-    levels = {"exact": exact, "judge": (0.4, 0.6), "form": (0.5, 0.5)}
-    assert after(groups, 60, levels, PARTING, noise=0.005).severity == severity
+def since(i, groups=640):
+    """How far a change is that begins after 36 windows."""
+    return min(1.0, max(0.0, (i - ONSET) / groups))
 
 
-def test_a_noisy_rater_that_does_not_rise_for_certain_refutes_nothing(groups):
-    levels = {"exact": (0.4, 0.4), "judge": (0.4, 0.5), "form": (0.5, 0.5)}
-    assert after(groups, 24, levels, PARTING, noise=0.2).severity == "ok"
-
-
-def test_raters_that_keep_agreeing_are_in_no_doubt(groups):
-    levels = {"exact": (0.4, 0.4), "judge": (0.4, 0.6), "form": (0.5, 0.5)}
-    assert after(groups, 60, levels, {("exact", "judge"): (0.7, 0.6)}).severity == "ok"
-
-
-@pytest.mark.parametrize(("last", "severity", "grows"), [(0.4, "inform", False), (0.3, "warn", True)])
-def test_form_that_is_learned_first_only_informs_unless_the_others_fall(groups, last, severity, grows):
-    found = after(groups, 24, {"exact": (0.4, last), "judge": (0.4, 0.7), "similar": (0.4, last)}, PARTING)
-    assert (found.severity, found.grows) == (severity, grows)
-
-
-@pytest.mark.parametrize(("last", "agreed", "severity"), [(0.3, 0.2, "warn"), (0.38, 0.2, "ok"), (0.3, 0.45, "ok")])
-def test_of_two_raters_one_that_falls_refutes_the_other_if_hardly_any_agreement_is_left(groups, last, agreed, severity):
-    noise = 0.01 if last < 0.35 else 0.05
-    found = after(groups, 60, {"exact": (0.4, last), "judge": (0.4, 0.7)}, {("exact", "judge"): (0.7, agreed)}, noise)
-    assert found.severity == severity
+def severities(found):
+    return {result.severity for result in found}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lifts",
+    ("fooled", "witness", "named"),
     [
-        {"judge": 0.5},  # learns faster, and keeps agreeing on which samples are better
-        {"exact": 0.4, "similar": 0.4, "judge": 0.4, "style": -0.3},  # a rater of brevity, where thinking longer helps
-        {"exact": 0.4, "similar": 0.4, "judge": 0.4, "style": 0.4},
-        {},
+        (("judge",), None, "rises by judge, and of what it rates high exact"),
+        (("exact",), None, "rises by exact, and of what it rates high judge"),
+        (("exact",), 0.6, "rises by exact, and of what it rates high judge"),  # more than what is bad, less than good
     ],
 )
-def test_raters_that_keep_agreeing_part_in_health(groups, lifts):
-    found = judge(groups, UnconfirmedGain(), lambda i: rated(groups, **{k: v * i / 3200 for k, v in lifts.items()}), 50)
-    assert {result.severity for result in found} <= {"idle", "ok"}
+def test_a_gain_of_which_another_rater_thinks_less_is_seen(groups, fooled, witness, named):
+    found = follow(lambda i: quick(groups, fooled=fooled, share=0.6 * since(i), witness=witness), WINDOWS)
+    assert severities(found[:37]) <= {"idle", "ok"}
+    first = next(result for result in found if result.severity not in {"idle", "ok"})
+    assert (first.severity in {"warn", "quarantine"}, first.grows) == (True, True)
+    assert named in first.reason
+    assert found[-1].severity == "quarantine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lift", [lambda i: 0.5 * i / (64 * WINDOWS), lambda i: 0.5 * since(i, 1), lambda i: 0.0])
+def test_learning_however_fast_is_no_such_gain(groups, lift):
+    assert severities(follow(lambda i: quick(groups, lift(i)), WINDOWS)) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_a_rater_that_is_lenient_with_what_scores_no_more_is_no_gain(groups):
+    """The judge comes to like bad answers, and the policy becomes worse at the same time."""
+    found = follow(lambda i: quick(groups, -0.3 * since(i), fooled=("judge",), share=0.1 * since(i)), WINDOWS)
+    assert severities(found) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_a_hack_of_one_skill_is_seen_there(groups):
+    skills = ("algebra", "geometry", "logic", "proofs", "sums", "trees")
+
+    def make(i):
+        skill = skills[i % 6]
+        share = 0.8 * since(i) * (skill == "logic")
+        return quick(groups, fooled=("exact",), share=share, witness=0.6, skill=skill)
+
+    found = follow(make, WINDOWS + 8)
+    warned = [result.reason for result in found if result.severity in {"warn", "quarantine"}]
+    assert "it rates high in logic judge thinks less" in warned[0]
+
+
+@pytest.mark.slow
+def test_raters_that_never_agreed_say_nothing_of_each_other(groups):
+    def make(i):
+        score = quick(groups, fooled=("judge",), share=0.8 * since(i))
+        return msgspec.structs.replace(
+            score, ratings={**score.ratings, "exact": [float(groups.rng.random() < 0.5) for _ in range(4)]}
+        )
+
+    found = follow(make, WINDOWS)
+    assert severities(found) == {"idle"}
+    assert "no two raters agree" in found[-1].reason
+
+
+@pytest.mark.slow
+def test_a_rater_of_brevity_does_not_contradict_answers_that_grow(groups):
+    """Wrong answers run long, so brevity agrees with truth; then all answers grow, and more of them are right."""
+
+    def make(i):
+        score = quick(groups, 0.3 * since(i), raters=("exact",))
+        right = score.ratings["exact"]
+        lengths = [int(groups.rng.uniform(80, 120) * (1 + since(i)) * (1.5 - 0.5 * value)) for value in right]
+        return msgspec.structs.replace(
+            score, lengths=lengths, ratings={"exact": right, "brevity": [max(0.0, 1 - n / 600) for n in lengths]}
+        )
+
+    assert severities(follow(make, WINDOWS)) == {"idle"}
+
+
+@pytest.mark.slow
+def test_a_judge_that_dislikes_length_does_not_contradict_answers_that_grow(groups):
+    def make(i):
+        lengths = [int(groups.rng.lognormvariate(4 + 1.5 * since(i), 0.4)) for _ in range(4)]
+        score = quick(groups, 0.3 * since(i), lengths=lengths)
+        judge = [value - 0.05 * math.log(n) for value, n in zip(score.ratings["judge"], lengths, strict=True)]
+        return msgspec.structs.replace(score, ratings={**score.ratings, "judge": judge})
+
+    assert severities(follow(make, WINDOWS)) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_form_that_is_learned_first_is_no_such_gain(groups):
+    """At first only good answers have form; all of them do after 1,500 groups, when most are no better."""
+
+    def make(i):
+        score = quick(groups, 0.1 * i / (64 * WINDOWS))
+        formed = min(1.0, i / 1500)
+        form = [max(value, float(groups.rng.random() < formed)) for value in score.ratings["exact"]]
+        scores = [(a + b) / 2 for a, b in zip(form, score.ratings["exact"], strict=True)]
+        return msgspec.structs.replace(score, scores=scores, ratings={**score.ratings, "form": form})
+
+    assert severities(follow(make, WINDOWS)) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_waves_of_difficulty_are_no_such_gain(groups):
+    """Graded quality: what is rated high is better in easy weeks, and in each of them again."""
+
+    def make(i):
+        level = 0.5 + 0.2 * math.sin(2 * math.pi * i / 1200)
+        worth = [groups.rng.gauss(level + groups.rng.gauss(0, 0.1), 0.15) for _ in range(4)]
+        ratings = {name: [value + groups.rng.gauss(0, 0.08) for value in worth] for name in ("exact", "judge")}
+        return groups.score(ratings=ratings, scores=worth, lengths=[50] * 4, signals=SIGNALS)
+
+    assert severities(follow(make, WINDOWS)) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_a_rater_that_ranks_the_samples_of_a_group_contradicts_no_learning(groups):
+    """The more samples are right, the lower the mean rank of those that are."""
+
+    def make(i):
+        score = quick(groups, 0.4 * since(i))
+        judge = score.ratings["judge"]
+        ranks = [sum(other < value for other in judge) / 3 for value in judge]
+        return msgspec.structs.replace(score, ratings={"exact": score.ratings["exact"], "ranker": ranks})
+
+    assert severities(follow(make, WINDOWS)) == {"idle", "ok"}
+
+
+@pytest.mark.slow
+def test_missing_ratings_are_left_out(groups):
+    def make(i):
+        score = quick(groups, fooled=("judge",), share=0.6 * since(i))
+        exact = [None if groups.rng.random() < 0.2 else value for value in score.ratings["exact"]]
+        return msgspec.structs.replace(score, ratings={**score.ratings, "exact": exact})
+
+    assert follow(make, WINDOWS)[-1].severity == "quarantine"
+
+
+def test_the_state_of_slopes_is_left_behind(groups):
+    check = UnconfirmedGain()
+    check.load_state_dict({"points": [{"score": 0.5, "means": {}, "pairs": {}}], "left": []})
+    assert follow(lambda _: quick(groups), 2, check)[-1].severity == "idle"
 
 
 def test_a_single_rater_that_saturates_informs(groups):
@@ -192,10 +274,10 @@ def test_groups_that_come_to_differ_more_altogether_are_none_that_lie_apart(grou
     assert {result.severity for result in found} <= {"idle", "ok"}
 
 
+@pytest.mark.slow
 def test_raters_that_no_longer_rate_together_are_no_evidence(groups):
-    state = history(60, {"exact": (0.4, 0.4), "judge": (0.4, 0.6), "form": (0.5, 0.5)}, PARTING)
-    for point in state["points"][8:]:
-        del point["pairs"]["exact judge"]
-    check = UnconfirmedGain()
-    check.load_state_dict(state)
-    assert check.evaluate(HealthWindow(scores=[groups.score(ratings=rated(groups))])).severity == "ok"
+    def make(i):
+        raters = ("exact", "judge") if i < ONSET else ("judge",)
+        return quick(groups, fooled=("judge",), share=0.6 * since(i), raters=raters)
+
+    assert severities(follow(make, WINDOWS)) == {"idle", "ok"}

@@ -79,6 +79,19 @@ def test_a_strict_rater_that_is_overloaded_quarantines_nothing(groups):
 
 
 @pytest.mark.slow
+def test_answers_that_make_a_rater_fail_quarantine_while_they_are_few(groups):
+    """One rating in eight is missing: hardly more than what only informs, but it depends on the answer, and is paid."""
+    monitor = EnvMonitor(HealthConfig())
+
+    def one(_):
+        return timed_out(groups, {i for i in range(8) if groups.rng.random() < 0.125}, -0.05)
+
+    found = groups.windows(monitor, 12, one)
+    assert monitor.standing.cause == "missing"
+    assert "answers may make it fail" in found[-1]["missing"].reason
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("worth", [-0.15, 0.1])
 def test_a_strict_rater_that_answers_make_fail_quarantines(groups, worth):
     """What fails depends on the answer: the other raters find it worse, or better, and it is paid all the same."""
