@@ -1,8 +1,7 @@
 """Two frameworks, unmodified, as agents: openai-agents 0.24.0 and smolagents 1.26.0, where they are installed.
 
-They are no packages of this project's development. `LACHESIS_FRAMEWORKS_PYTHON` names an interpreter that has them:
-
-    python -m venv frameworks && frameworks/bin/pip install openai-agents==0.24.0 'smolagents[openai]==1.26.0'
+They are no packages of this project's development. `LACHESIS_FRAMEWORKS_PYTHON` names an interpreter that has them,
+by `pip install openai-agents==0.24.0 'smolagents[openai]==1.26.0'`.
 """
 
 import json
