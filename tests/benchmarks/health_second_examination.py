@@ -231,7 +231,7 @@ class _Scripted:
         )
 
     def _rate(self, judge: Judge, a: _Answers) -> tuple[Floats, Floats]:
-        """Return the ratings as they are, and as they would be if the trick fooled nobody."""
+        """Return the ratings as they are, and as they would be if the trick fooled no rater."""
         rng, shape = self.rng, a.right.shape
         noise = judge.noise * rng.normal(0, 1, shape)
         got = 1 / (1 + np.exp(-a.got))

@@ -296,7 +296,7 @@ class UnconfirmedGain(Check):
             self._record(self._left[:_POINT_GROUPS])
             del self._left[:_POINT_GROUPS]
         if self._points <= _LEARNING_POINTS:
-            return CheckResult("idle", reason="the first groups are what later ones are judged by")
+            return CheckResult("idle", reason="later groups are compared with the first ones")
         if not self._witnesses:
             return CheckResult("idle", reason="no two raters agree on which samples of a group are better")
         worst = max(self._findings(), key=lambda found: found.z, default=None)
@@ -361,8 +361,6 @@ class UnconfirmedGain(Check):
         return {name: msgspec.to_builtins(value) for name, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "witnesses" not in state:  # of a build that judged slopes
-            return
         self._left = convert_plain("health state", list[_Group], state["left"])
         self._points = convert_plain("health state", int, state["points"])
         self._high = convert_plain("health state", dict[str, float], state["high"])

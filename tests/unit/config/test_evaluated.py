@@ -57,7 +57,7 @@ def test_a_run_with_an_evaluation_of_its_own_holds_nothing_out():
         ({"mode": "observe"}, r"mode is observe.* \[evaluation.NAME\]"),
         ({"inference": {"policy": InferenceConfig(kind="vllm")}}, r"vLLM .* \[inference.eval\]"),
         ({"inference": {"policy": InferenceConfig(url="http://h:1")}}, r"existing server.* \[inference.eval\]"),
-        ({"environments": {"shop": FOREIGN}}, r"gateway.* \[evaluation.NAME\]"),
+        ({"environments": {"shop": FOREIGN}}, r"clients elsewhere.* \[evaluation.NAME\]"),
     ],
 )
 def test_what_cannot_be_evaluated_by_default_says_why_and_how_to_get_it(changes, reason):
