@@ -31,3 +31,14 @@ def test_pages_name_modules_that_exist(page: Path) -> None:
     places = [PIPELINE, PIPELINE.parent, TESTS]
     unknown = [name for name in named if not any((place / name).exists() for place in places)]
     assert [name for name in unknown if not any(str(path).endswith(f"/{name}") for path in known)] == []
+
+
+def test_each_folder_has_tests_in_a_folder_of_its_name() -> None:
+    """That of a service also has the tests of its `logic/` and the like; an extension has a folder of its own."""
+    root, without = PIPELINE.parent, set()
+    for file in [*(root / "pipeline").rglob("*.py"), *(root / "services").rglob("*.py")]:
+        inner = file.parent.relative_to(root).parts[1:]
+        name = "/".join(inner[:2] if inner[:1] == ("extensions",) else inner[:1])
+        if not any(any((TESTS / shelf / name).rglob("test_*.py")) for shelf in ("unit", "integration")):
+            without.add(name)
+    assert without == set()

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from typer.testing import CliRunner
-from unit.services.test_env_test_command import folder, server
+from unit.cli.test_env_test_command import folder, server
 
 from lachesis.pipeline.config.evaluated import held_out_tasks
 from lachesis.pipeline.config.extended import run_config_type

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
-from unit.services.test_load_check import found, here
+from unit.cli.test_load_check import found, here
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
