@@ -242,7 +242,7 @@ def _justified(
     reward = annotated.rewards.get(plan.group)
     match outcome.kind:
         case "stale":
-            return next_batch - plan.policy_step > config.max_staleness
+            return next_batch - config.step_of(plan) > config.max_staleness
         case "duplicate":
             return annotated.firsts[plan.group] < rollout.seq
         case "zero_variance" | "unscorable" | "quarantined":
@@ -256,8 +256,8 @@ def _wrong(ref: GroupRef, rollout: Rollout, annotated: Annotated, batch: int, co
         plan.group, plan.sequences, plan.tokens, plan.policy_step, rollout.env,
     ):  # fmt: skip
         return f"is {plan}, not {ref}"
-    if batch - ref.policy_step > config.max_staleness:
-        return f"is of step {ref.policy_step}, too old"
+    if batch - config.step_of(ref) > config.max_staleness:
+        return f"is of step {config.step_of(ref)}, too old"
     reward = annotated.rewards.get(ref.group)
     if reward is None or reward.verdict != "trainable":
         return f"is trained, where its first reward says {reward}"
