@@ -137,7 +137,7 @@ TestPromoting.settings = settings(max_examples=150, stateful_step_count=60, dead
 def test_the_same_one_is_asked_for_once_and_two_never_at_a_time():
     first = request("r", [], asked("a"))
     assert request("r", first.promotions, asked("a", at=2)) is None
-    with pytest.raises(ConfigError, match="'a' is being promoted, since me asked"):
+    with pytest.raises(ConfigError, match="'a' is being promoted, as me requested"):
         request("r", first.promotions, asked("b"))
     decided = [asked("a", first=5)]
     assert request("r", decided, asked("a", at=2)) is None
