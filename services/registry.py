@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable
 
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.uncollected_imports import uncollected_imports
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StartupError

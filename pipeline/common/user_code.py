@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.code_place import own_line, stack_of_error
-from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.errors import EnvironmentCodeError, leaves
 from lachesis.schemas.errors import ConfigError
 

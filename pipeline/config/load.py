@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, Union, 
 
 import msgspec
 
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.foreign_variables import without_service_variables
-from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.paths import resolve_paths
 from lachesis.pipeline.common.secrets import masked, remember_secrets, without_secrets
 from lachesis.pipeline.common.small_files import read_small_text

@@ -7,7 +7,7 @@ seconds at a time, or works on rollouts with code of a user's: either would hold
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["SHAREABLE", "check_shareable", "check_together", "joined_name", "services_in"]

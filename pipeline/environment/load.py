@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.user_code import load_module, refuse_ending
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.extension import EnvironmentKind, with_added

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.errors import ToolError
 from lachesis.pipeline.tasks.binding import bind_arguments

@@ -10,7 +10,7 @@ from lachesis.pipeline.bus.skipped_messages import SkippedMessages, read_skipped
 from lachesis.pipeline.errors import DamagedError, HistoryLostError, LedgerError, NotFoundError
 from lachesis.pipeline.ledger.audit import newest_group
 from lachesis.pipeline.ledger.chain import PREVIOUS_HEADER, LedgerPosition
-from lachesis.pipeline.ledger.misfits import describe_misfit, describe_reach
+from lachesis.pipeline.ledger.entry_mismatches import describe_misfit, describe_reach
 from lachesis.pipeline.runtime.stream_marks import is_known_lost, recovery_hint
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs

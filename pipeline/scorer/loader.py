@@ -7,7 +7,7 @@ known. Raises `ConfigError` that says what to change; nothing is rated before al
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.user_code import argument_problem, load_attribute, refuse_ending
 from lachesis.pipeline.errors import StartupError

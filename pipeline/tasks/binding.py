@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.user_code import argument_problem
 from lachesis.pipeline.tasks.literals import literal_in
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.tasks.literals import literal_in
 from lachesis.pipeline.tasks.references import reference_text
 from lachesis.schemas.errors import ConfigError

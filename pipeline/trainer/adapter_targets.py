@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.model.config import LoraConfig
 from lachesis.pipeline.model.faults import some
 

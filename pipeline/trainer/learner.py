@@ -24,7 +24,6 @@ from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.trainer.compile_watch import CompileWatch
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.trainer.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.trainer.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.trainer.layers import compile_layers, decoder_layers, recompute_layers
@@ -45,6 +44,7 @@ from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
 from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, choose_trees, in_float32
 from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, whole
+from lachesis.pipeline.trainer.step_memory_fit import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.pipeline.trainer.step_size import (
     StepProbe,

@@ -10,7 +10,7 @@ import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lachesis.pipeline.access import OPERATOR
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.offline.archive.files import format_of

@@ -59,7 +59,7 @@ from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.services.dev.shown import print_group
+from lachesis.services.dev.printed_group import print_group
 from lachesis.services.dev.stages import open_stages, run_stage
 from lachesis.services.dev.tracebacks import awaited_calls
 from lachesis.services.stage_settings import environment_settings, policy_context

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.user_code import missing_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.known_strategies import strategy_names

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.library.reward_normalizer import RewardNormalizer, WelfordAccumulator
     from lachesis.pipeline.library.scheduler import CurriculumScheduler
     from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
-    from lachesis.pipeline.normalizer.estimators.own import estimator
+    from lachesis.pipeline.normalizer.estimators.user_estimator import estimator
     from lachesis.pipeline.scorer.rater import Sample, rater
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.trainer.batch_reader import batches
@@ -91,7 +91,7 @@ _HOMES = {
     "Sample": "lachesis.pipeline.scorer.rater",
     "ToolError": "lachesis.pipeline.errors",
     "batches": "lachesis.pipeline.trainer.batch_reader",
-    "estimator": "lachesis.pipeline.normalizer.estimators.own",
+    "estimator": "lachesis.pipeline.normalizer.estimators.user_estimator",
     "open_run": "lachesis.services.notebook",
     "rater": "lachesis.pipeline.scorer.rater",
     "tool": "lachesis.pipeline.environment.tools",

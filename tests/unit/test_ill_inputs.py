@@ -26,8 +26,8 @@ from lachesis.pipeline.normalizer.config.normalization import NormalizationConfi
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
 from lachesis.pipeline.normalizer.estimators.loader import builtin_estimator, group_advantage
-from lachesis.pipeline.normalizer.estimators.own import estimator
 from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
+from lachesis.pipeline.normalizer.estimators.user_estimator import estimator
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.normalizer.logic.accumulator import MomentAccumulator, decay_weights
 from lachesis.pipeline.normalizer.logic.normalizer import EnvNormalizer

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.user_code import load_attribute
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.known_strategies import STRATEGIES, strategy_names

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.user_code import IMPORT_LOCK
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.extensions.reasoning_gym.guard import guard_reasoning_gym

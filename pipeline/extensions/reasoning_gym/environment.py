@@ -13,7 +13,7 @@ import anyio
 import anyio.to_process
 import msgspec
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.environment.environment import Environment, Reward
 from lachesis.pipeline.environment.plain_hooks import HOOKS
 from lachesis.pipeline.environment.session import Session

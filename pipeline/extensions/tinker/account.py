@@ -4,7 +4,7 @@ import os
 
 import anyio
 
-from lachesis.pipeline.common.nearest import nearest
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extensions.tinker.config import settings_of
 from lachesis.pipeline.extensions.tinker.key import key_problem

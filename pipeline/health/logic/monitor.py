@@ -40,7 +40,7 @@ from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.pipeline.health.logic.staleness import StaleLengths, Staleness
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
 from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
-from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
+from lachesis.pipeline.health.logic.unpaid_bonuses import UnpaidBonuses
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError

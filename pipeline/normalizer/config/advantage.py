@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from lachesis.pipeline.common.closest_name import nearest
 from lachesis.pipeline.common.field_types import check_field_types
-from lachesis.pipeline.common.nearest import nearest
 from lachesis.pipeline.common.paths import CodeParams, CodePath
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS, estimator_names
 from lachesis.schemas.errors import ConfigError

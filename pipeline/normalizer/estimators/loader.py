@@ -13,7 +13,7 @@ from lachesis.pipeline.extension import added, load_place
 from lachesis.pipeline.normalizer.config.advantage import AdvantageConfig
 from lachesis.pipeline.normalizer.estimators.estimator import Estimator, GroupAdvantage
 from lachesis.pipeline.normalizer.estimators.gdpo import Gdpo
-from lachesis.pipeline.normalizer.estimators.own import EstimatorFunction, OwnEstimator
+from lachesis.pipeline.normalizer.estimators.user_estimator import EstimatorFunction, OwnEstimator
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.schemas.errors import ConfigError
 

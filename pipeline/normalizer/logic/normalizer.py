@@ -25,10 +25,10 @@ from lachesis.pipeline.normalizer.logic.accumulator import (
     decay_weights,
     fold,
 )
-from lachesis.pipeline.normalizer.logic.fade import SuccessPeaks
+from lachesis.pipeline.normalizer.logic.bonus_fade import SuccessPeaks
 from lachesis.pipeline.normalizer.logic.ranks import RankCounts, RankTable
-from lachesis.pipeline.normalizer.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
+from lachesis.pipeline.normalizer.logic.stored_state_checks import saved_delta, saved_state
 from lachesis.pipeline.normalizer.logic.windows import GroupWindows
 from lachesis.schemas.errors import ConfigError, DataError
 

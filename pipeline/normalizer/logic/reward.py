@@ -16,7 +16,7 @@ from lachesis.pipeline.normalizer.estimators.estimator import NOISE, GroupAdvant
 from lachesis.pipeline.normalizer.estimators.loader import load_estimator
 from lachesis.pipeline.normalizer.estimators.shaping import shaped_advantage
 from lachesis.pipeline.normalizer.logic.answer_faults import find_group_fault
-from lachesis.pipeline.normalizer.logic.fade import scale
+from lachesis.pipeline.normalizer.logic.bonus_fade import scale
 from lachesis.pipeline.normalizer.logic.normalizer import SUCCESS, Columns, ReadyGroup
 from lachesis.pipeline.normalizer.logic.reliability import residuals, shares, weighted
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot

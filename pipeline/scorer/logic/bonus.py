@@ -2,7 +2,7 @@ r"""Computes the bonuses of a group's samples for form and length. Pure.
 
 From completions, generated tokens, scores and successes it computes `GroupShaping`: the largest bonus of every sample
 that failed, and the ceiling of its score. Nothing here depends on history, so every scorer gets the same result; the
-environment's success rate determines later how much of the bonus counts (`fade`).
+environment's success rate determines later how much of the bonus counts (`bonus_fade`).
 
 r = env + s min(cap, sum_j w_j f_j + length) for failed samples alone, r <= min_success - margin. f_j in {0, 1} are
 predicates of the completion alone: no reference, no rating.

@@ -5,7 +5,7 @@ import pytest
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import HealthWindow
 from lachesis.pipeline.health.logic.monitor import EnvMonitor
-from lachesis.pipeline.health.logic.unpaid import UnpaidBonuses
+from lachesis.pipeline.health.logic.unpaid_bonuses import UnpaidBonuses
 from lachesis.schemas.annotations import GroupShaping
 
 

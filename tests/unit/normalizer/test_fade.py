@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig
-from lachesis.pipeline.normalizer.logic.fade import MIN_GROUPS, SuccessPeaks, scale
+from lachesis.pipeline.normalizer.logic.bonus_fade import MIN_GROUPS, SuccessPeaks, scale
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ async def test_what_neighbours_store_changes_no_reward_and_a_replay_gives_the_sa
 
 @pytest.fixture(autouse=True)
 def a_short_memory(monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.normalizer.logic.fade.MIN_GROUPS", 8)  # of 90 groups in all
+    monkeypatch.setattr("lachesis.pipeline.normalizer.logic.bonus_fade.MIN_GROUPS", 8)  # of 90 groups in all
 
 
 async def test_shaping_is_there_from_the_start_and_never_comes_back(lab, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.errors import SettingsChangedError
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
-from lachesis.pipeline.normalizer.logic import fade
+from lachesis.pipeline.normalizer.logic import bonus_fade
 from lachesis.pipeline.normalizer.logic import ranks as ranks_module
 from lachesis.pipeline.normalizer.logic.normalizer import DUPLICATE_WINDOWS, SUCCESS, EnvNormalizer, ReadyGroup
 from lachesis.pipeline.normalizer.logic.snapshot import NormalizationSnapshot
@@ -126,7 +126,7 @@ def test_same_bits_for_any_order_redelivery_batching_and_restart(config, finish,
     events = history(rng, groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks_module, "MAX_CELLS", 8)  # less than the 16 values of a window
-        patch.setattr(fade, "MIN_GROUPS", 8)
+        patch.setattr(bonus_fade, "MIN_GROUPS", 8)
         expected, state = in_order(events, config, finish)
         got, live_state = LiveRun(events, rng, config, finish).run()
     assert live_state == state

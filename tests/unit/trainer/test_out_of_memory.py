@@ -6,13 +6,13 @@ import torch
 
 from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.tensors import policy_tensors, weights_digest
-from lachesis.pipeline.trainer import fitting
 from lachesis.pipeline.trainer import learner as learner_module
+from lachesis.pipeline.trainer import step_memory_fit
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.fitting import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.memory import how_to_save_memory, is_out_of_memory, shortage_of
 from lachesis.pipeline.trainer.numerics import microbatch_at, with_microbatch
+from lachesis.pipeline.trainer.step_memory_fit import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.schemas.ledger import Numerics
 
 CPU = torch.device("cpu")
@@ -259,8 +259,8 @@ def test_a_learner_grows_its_micro_batches_again(small_policy, batch, monkeypatc
     given = batch(small_policy(), 0)
     most = 4 * given.tokens_BT.shape[1]
     learner = Learner(small_policy().model, LearnerConfig(max_tokens_per_microbatch=most))
-    sizes = [learner.step(given) for _ in range(fitting.CALM_STEPS + 2)]
-    assert [one.microbatch_tokens for one in sizes] == [most, *[most // 2] * fitting.CALM_STEPS, most]
+    sizes = [learner.step(given) for _ in range(step_memory_fit.CALM_STEPS + 2)]
+    assert [one.microbatch_tokens for one in sizes] == [most, *[most // 2] * step_memory_fit.CALM_STEPS, most]
     assert sizes[1].memory is not None
     assert sizes[-1].memory is None
 

@@ -23,7 +23,7 @@ from lachesis.pipeline.inference.engines.vllm.names import (
     SAMPLING_KEY,
     TOKENIZER_HASH,
 )
-from lachesis.pipeline.inference.engines.vllm.owner import end_with_owner
+from lachesis.pipeline.inference.engines.vllm.parent_watch import end_with_owner
 from lachesis.schemas.errors import DataError
 
 __all__ = ["VllmMiddleware"]

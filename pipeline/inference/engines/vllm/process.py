@@ -37,7 +37,7 @@ from lachesis.pipeline.inference.engines.vllm.names import (
     TRANSFER_BACKEND,
     WEIGHTS_FOLDER,
 )
-from lachesis.pipeline.inference.engines.vllm.owner import OWNER
+from lachesis.pipeline.inference.engines.vllm.parent_watch import OWNER
 from lachesis.pipeline.inference.engines.vllm.process_group_memory import has_processes, remove_names, shared_names
 
 __all__ = ["Vllm", "start_vllm"]
@@ -175,7 +175,7 @@ async def start_vllm(
             | {OWNER: str(os.getpid()), "PYTHONSAFEPATH": "1"}  # as -P, which an older Python would not take
             | secrets,
             start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then; see `owner.py`
+            preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then; see `parent_watch.py`
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error

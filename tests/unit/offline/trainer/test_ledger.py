@@ -14,7 +14,7 @@ from lachesis.pipeline.errors import FencedError, LedgerError, NotFoundError, St
 from lachesis.pipeline.ledger.reader import check_rollouts, newest_entry
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import FormatMarker, RewardConfig
-from lachesis.pipeline.normalizer.logic import fade
+from lachesis.pipeline.normalizer.logic import bonus_fade
 from lachesis.pipeline.offline.replay.results import read_results
 from lachesis.pipeline.offline.replay.revisions import definition
 from lachesis.pipeline.offline.replay.stage import ReplayRequest, run_replay
@@ -323,7 +323,7 @@ async def test_missing_logprobs_are_refused(lab, zeros):
     ("tok", True, f"1 of 41 groups have no logprobs, group {41:032x} of sums at sequence 41"),
 ])  # fmt: skip
 async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, monkeypatch, tokenizer, bare, text):
-    monkeypatch.setattr(fade, "MIN_GROUPS", 16)
+    monkeypatch.setattr(bonus_fade, "MIN_GROUPS", 16)
     for n in range(1, 41):  # successes are rare, so that bonuses are in force
         said = [[Message(role="assistant", content=words)] for words in ("no", "no", "no", "no" if n % 4 else "yes")]
         await lab.store(lab.group(n, samples=4, messages=said, task={"answer": "yes"}))

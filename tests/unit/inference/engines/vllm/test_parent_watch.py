@@ -10,7 +10,7 @@ import anyio
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
-from lachesis.pipeline.inference.engines.vllm.owner import end_with_owner
+from lachesis.pipeline.inference.engines.vllm.parent_watch import end_with_owner
 signal.signal(signal.SIGTERM, lambda *_: None)
 engine = subprocess.Popen(["sleep", "300"])
 end_with_owner(0.2)
