@@ -114,6 +114,7 @@ def test_a_rater_that_fails_on_every_scripted_answer_is_named(rater: str, state:
     assert said in finding.text
 
 
+@pytest.mark.outside  # it imports torch
 def test_prompts_are_rendered_for_the_policy_s_model(here: Path) -> None:
     tokenizer = build_character_tokenizer(max_length=64)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -50,6 +50,7 @@ def test_a_budget_with_which_the_run_would_stop_is_refused_with_the_figure_it_ne
     assert budgets(with_budgets(rollouts=least - 1)).level == "FAIL"
 
 
+@pytest.mark.extension
 def test_recorded_calls_of_one_group_must_fit_and_those_that_are_not_recorded_need_nothing() -> None:
     least = least_bytes(CONFIG)[CALLS][0]
     assert least == -(-CONFIG.environments["long"].calls_bytes * 10 // 8)

@@ -290,6 +290,7 @@ def spoken_group(lab, student, texts=("the cat.", "no"), **changes):
     return group.replace(**fields | changes), len(prompt), cuts
 
 
+@pytest.mark.outside  # it imports torch
 async def test_a_teacher_of_another_tokenizer_gives_the_logprobs_of_spans(lab, servers, tokenizers, tmp_path):
     server = servers["teacher"] = Server()
     server.tokenizer_hash = tokenizer_hash(tokenizers["teacher"])
@@ -312,6 +313,7 @@ async def test_a_teacher_of_another_tokenizer_gives_the_logprobs_of_spans(lab, s
     assert server.calls == 2
 
 
+@pytest.mark.outside  # it imports torch
 async def test_a_sequence_that_cannot_be_rendered_leaves_the_others(lab, servers, tokenizers, tmp_path):
     servers["teacher"] = server = Server()
     server.tokenizer_hash = None
@@ -327,6 +329,7 @@ async def test_a_sequence_that_cannot_be_rendered_leaves_the_others(lab, servers
     assert (starts[cuts[1] :] == -1).all()
 
 
+@pytest.mark.outside  # it imports torch
 async def test_a_group_of_a_third_tokenizer_is_refused(lab, servers, tokenizers, tmp_path):
     servers["teacher"] = server = Server()
     server.tokenizer_hash = None
@@ -339,6 +342,7 @@ async def test_a_group_of_a_third_tokenizer_is_refused(lab, servers, tokenizers,
     assert "to be aligned" in pointer.reason
 
 
+@pytest.mark.outside  # it imports torch
 async def test_a_tokenizer_that_is_not_the_servers_ends_the_stage(lab, servers, tokenizers, tmp_path):
     servers["teacher"] = server = Server()
     server.tokenizer_hash = tokenizer_hash(tokenizers["student"])
