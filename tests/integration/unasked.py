@@ -4,7 +4,7 @@ from lachesis.services.cli import main
 from lachesis.services.process import service_process as process
 
 
-async def is_alone(*_: object) -> bool:
+async def is_alone(*_: object, **__: object) -> bool:
     return True
 
 

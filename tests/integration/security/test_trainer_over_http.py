@@ -15,6 +15,7 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.errors import AccessError
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
+from lachesis.pipeline.extensions.atropos.gateway.settings import gateway_settings
 from lachesis.pipeline.extensions.atropos.gateway.stage import run_gateway
 from lachesis.pipeline.ledger.reader import newest_entry
 from lachesis.pipeline.runtime.service import open_service
@@ -50,7 +51,7 @@ async def train(server: Secured, make_lab: Callable[[Any], Any], streams_config:
         writer.store = lab.store  # rollouts by the key of the gateway, the ledger by that of the batcher
         groups = [lab.group(n, env="far", samples=4, run="r") for n in range(4)]
         await writer.extend_ledger(groups[:2], groups[2:])
-        tasks.start_soon(run_gateway, service, config)
+        tasks.start_soon(run_gateway, service, gateway_settings(config))
         with anyio.fail_after(60):
             while "gateway/port" not in service.vitals.metrics:  # noqa: ASYNC110 - an HTTP server begins to listen
                 await anyio.sleep(0.01)
