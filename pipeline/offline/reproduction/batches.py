@@ -86,16 +86,17 @@ async def verify_batches(
     Raises `NotFoundError` where the trainer has no ledger.
     """
     check = _LedgerWalk(bus, config, trainer, record, progress)
+    # each is stored before the one above it: the ledger has what a report names, and the streams its rewards
+    check.facts.reports = await _reports(bus, config.run, trainer)
     last, _, _ = await newest_entry(bus, config.run, trainer)
     if last is None:
         raise NotFoundError(
             f"run {config.run} has no ledger of trainer {trainer!r}: nothing was batched, or --trainer names another"
         )
     check.total = last.next_batch
-    check.facts.reports = await _reports(bus, config.run, trainer)
     readable = await check.read_rewards()
     try:
-        await check.verify(saved)
+        await check.verify(saved, last.index)
     except VersionError:
         raise
     except (LedgerError, SchemaError) as error:
@@ -200,8 +201,11 @@ class _LedgerWalk:
                         known.append(_RewardedRollout(first, reward))
         return found
 
-    async def verify(self, saved: Mapping[str, LedgerPosition]) -> None:
-        """Follow the ledger from its first entry, rebuild every batch, and compare what names a place in the ledger."""
+    async def verify(self, saved: Mapping[str, LedgerPosition], last: int) -> None:
+        """Follow the ledger from its first entry to entry `last`, and rebuild every batch.
+
+        Compare what names a place in the ledger. The rewards of later entries may not have been read.
+        """
         entries = follow_ledger(self._bus, self._config.run, self._trainer, LedgerPosition(), follow=False)
         async with aclosing(entries):
             async for entry in entries:
@@ -209,6 +213,8 @@ class _LedgerWalk:
                 if entry.batch is not None:
                     await self._batch(entry.batch, self._std_floor(entry))
                     self._progress(entry.batch.number + 1, max(self.total, entry.next_batch))
+                if entry.index == last:
+                    break
         self._walked = True
         for name, position in self._named(saved):
             if not position.entries <= len(self._digests):

@@ -5,7 +5,7 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import NotFoundError
-from lachesis.pipeline.offline.reproduction.batches import verify_batches
+from lachesis.pipeline.offline.reproduction.batches import _LedgerWalk, verify_batches
 from lachesis.pipeline.retention.holds import update_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
@@ -94,3 +94,19 @@ async def test_what_was_trimmed_is_counted_and_never_taken_for_equal(lab, stream
 async def test_no_ledger_is_an_error(lab):
     with pytest.raises(NotFoundError, match="no ledger of trainer 'main'"):
         await verified(lab)
+
+
+async def test_a_batch_that_is_stored_while_the_rewards_are_read_is_left_to_later(lab, monkeypatch):
+    refs = await ledger(lab)
+    await publish(lab, [reward(ref) for ref in refs])
+    read_rewards = _LedgerWalk.read_rewards
+
+    async def and_a_batch_more(check):
+        readable = await read_rewards(check)
+        await lab.extend_ledger([lab.group(5), lab.group(6)])
+        return readable
+
+    monkeypatch.setattr(_LedgerWalk, "read_rewards", and_a_batch_more)
+    verdict, text = await verified(lab)
+    assert verdict == "ok"
+    assert text.startswith("2 of 2 rebuilt from the streams")
