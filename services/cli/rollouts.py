@@ -154,10 +154,13 @@ def _state(row: GroupRow) -> str:
     return f"{row.state} in step {row.step}" if row.step is not None else row.state
 
 
+def _task(row: GroupRow) -> str:
+    return (row.prompt or row.item or "-")[:_ITEM_CHARS]
+
+
 def _line(row: GroupRow) -> str:
     figures = [f"score {_number(row.score)}", f"disagreement {_number(row.disagreement)}"]
-    posed = (row.prompt or row.item or "-")[:_ITEM_CHARS]
-    parts = [_when(row.stored_ns), row.group, row.env, posed, *figures, _state(row), row.reason or ""]
+    parts = [_when(row.stored_ns), row.group, row.env, _task(row), *figures, _state(row), row.reason or ""]
     return "  ".join(printable(part) for part in parts if part)
 
 
@@ -167,7 +170,7 @@ def _print_rows(rows: Sequence[GroupRow], older: int | None, raters: Iterable[st
         ("group", [row.group for row in rows], False, 0),
         ("env", [row.env for row in rows], False, 1),
         ("item", [(row.item or "-")[:_ITEM_CHARS] for row in rows], False, 3),
-        ("prompt", [(row.prompt or row.item or "-")[:_ITEM_CHARS] for row in rows], False, 2),
+        ("prompt", [_task(row) for row in rows], False, 2),
         ("policy", [str(row.policy_step) for row in rows], True, 3),
         ("score", [_number(row.score) for row in rows], True, 0),
         ("low", [_number(row.low) for row in rows], True, 2),

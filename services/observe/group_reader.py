@@ -5,7 +5,7 @@ Reads the streams alone, a stretch of ROLLOUTS at a time, so that memory does no
 
 import heapq
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.observe.find import find_rollout, read_rollouts, seqs_of_steps
 from lachesis.services.observe.groups import (
     GroupFilter,
@@ -208,24 +209,31 @@ async def _wanted_rows(bus: Bus, config: RunConfig, wanted: GroupFilter, low: in
     rows = [row for rollout in rollouts if wanted.takes(row := group_row(rollout, config.batching))]
     if wanted.text is None or not rows:
         return rows
-    holding = set()
-    async with aclosing(bus.fetch(subjects.ROLLOUTS, [row.seq for row in rows])) as messages:
-        async for message in messages:
-            try:
-                if has_text(read_rollout(message).group, wanted.text):
-                    holding.add(message.seq)
-            except SchemaError:
-                continue  # a stage has written a dead letter of it
-    return [row for row in rows if row.seq in holding]
+    holding: dict[int, GroupRow] = {}
+    async with aclosing(_read_groups(bus, rows)) as groups:
+        async for row, group in groups:
+            if has_text(group, wanted.text):
+                holding[row.seq] = with_prompt(row, group)
+    return [holding[row.seq] for row in rows if row.seq in holding]
 
 
 async def _with_prompts(bus: Bus, rows: list[GroupRow]) -> list[GroupRow]:
     """Return the rows with what their rollouts say; one that cannot be read stays as it is."""
     read: dict[int, GroupRow] = {}
-    by_seq = {row.seq: row for row in rows}
     with suppress(NotFoundError):  # trimmed since the rows were read
-        async with aclosing(bus.fetch(subjects.ROLLOUTS, sorted(by_seq))) as messages:
-            async for message in messages:
-                with suppress(SchemaError):  # a stage has written a dead letter of it
-                    read[message.seq] = with_prompt(by_seq[message.seq], read_rollout(message).group)
+        async with aclosing(_read_groups(bus, [row for row in rows if row.turns is None])) as groups:
+            async for row, group in groups:
+                read[row.seq] = with_prompt(row, group)
     return [read.get(row.seq, row) for row in rows]
+
+
+async def _read_groups(bus: Bus, rows: Iterable[GroupRow]) -> AsyncGenerator[tuple[GroupRow, RolloutGroup]]:
+    """Yield each row with its rollout, the oldest first. Raises `NotFoundError` where one is gone."""
+    by_seq = {row.seq: row for row in rows}
+    async with aclosing(bus.fetch(subjects.ROLLOUTS, sorted(by_seq))) as messages:
+        async for message in messages:
+            try:
+                group = read_rollout(message).group
+            except SchemaError:
+                continue  # a stage has written a dead letter of it
+            yield by_seq[message.seq], group
