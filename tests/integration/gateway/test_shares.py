@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 from integration.gateway.test_gateway import Client
-from integration.gateway.world import World
+from integration.gateway.world import MAX_STALENESS, World
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -51,6 +51,7 @@ async def test_environments_that_post_flat_out_have_their_shares_of_the_batches(
     """Where the trainer takes no time, all that is granted is soon trained: no wait of it evens the shares out."""
     weights, batch_size, samples, slow, step_s = case
     mix = f"{{ {', '.join(f'{env} = {weight}.0' for env, weight in weights.items())} }}"
+    largest = max(samples.get(env, 4) for env in weights)
     step = partial(anyio.sleep, step_s)
     world = World(
         nats_bus, nats_server, tmp_path, batch_size=batch_size, mix=mix, environments=list(weights), before_step=step
@@ -90,7 +91,10 @@ async def test_environments_that_post_flat_out_have_their_shares_of_the_batches(
     assert world.worst <= 3 * batch_size
     trained = Counter[str]()
     for batch in world.batches[FULL_AFTER:BATCHES]:
-        assert batch.sequences == batch_size, "groups waited, and it left without them"
+        # The last batch that may have a group takes it; where nothing that waits fits beside it, it is not full.
+        last_for_one = any(ref.last_step + MAX_STALENESS <= batch.number for ref in batch.groups)
+        missing = batch_size - batch.sequences
+        assert missing == 0 or (last_for_one and missing < largest), "groups waited, and it left without them"
         trained.update({env: sum(ref.sequences for ref in batch.groups if ref.env == env) for env in weights})
     for env, weight in weights.items():
         assert trained[env] / trained.total() == pytest.approx(weight / sum(weights.values()), abs=0.05), trained

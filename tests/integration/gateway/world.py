@@ -33,15 +33,16 @@ from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.ledger import Batch
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["CONFIG", "World"]
+__all__ = ["CONFIG", "MAX_STALENESS", "World"]
 
+MAX_STALENESS = 2
 CONFIG = """
 run = "g"
 mode = "{mode}"
 {environments}
 [batching]
 batch_size = {batch_size}
-max_staleness = 2
+max_staleness = {max_staleness}
 mix = {mix}
 [flow]
 lease_s = 5.0
@@ -88,7 +89,14 @@ class World:
         self.file = folder / "run.toml"
         sections = "".join(ENVIRONMENT.format(name=name) for name in environments)
         self.file.write_text(
-            CONFIG.format(port=self.port, mode=mode, batch_size=batch_size, mix=mix, environments=sections)
+            CONFIG.format(
+                port=self.port,
+                mode=mode,
+                batch_size=batch_size,
+                max_staleness=MAX_STALENESS,
+                mix=mix,
+                environments=sections,
+            )
         )
         (folder / "token").write_text(server.token)
         self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
