@@ -1,11 +1,10 @@
 """Folds everything seen of a run as it comes. Pure: no bus, no clock.
 
-Takes heartbeats and stored messages of ROLLOUTS (headers), EVENTS and LEDGER. Gives the figures that the live view and
-the summary show. Guarantees that a message seen twice (a stream read again after the server came back) counts once.
+Takes heartbeats and stored messages of ROLLOUTS (headers), EVENTS and LEDGER. Gives the `RunState` that the live view
+and the summary show. Guarantees that a message seen twice (a stream read again after the server came back) counts once.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,30 +20,12 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.planning_header import PLAN_HEADER, Plan
 from lachesis.services.observe.run_state import RunState, fields_of_step
-from lachesis.services.observe.services import Quantiles, merged, place
+from lachesis.services.observe.services import ServiceStatus, merged, place
 from lachesis.services.planned_processes import planned_processes
 
-__all__ = ["DrawnGroup", "ObservedBatch", "RunObservation", "StageFigures"]
+__all__ = ["DrawnGroup", "ObservedBatch", "RunObservation"]
 
 _RATE_WINDOW_NS = 10_000_000_000
-
-
-class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One service over all its processes, those that have ended included. Counts are since the run began; `cpu_s` is
-    the processor time of its processes, seconds."""
-
-    pids: list[int]
-    restarts: int
-    state: str
-    handled: int
-    emitted: int
-    redelivered: int
-    retried: int
-    dead: int
-    cpu_s: float
-    lag: int | None
-    wait: Quantiles
-    process: Quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +113,40 @@ class RunObservation:
 
     # figures
 
-    def stages(self) -> dict[str, StageFigures]:
-        """Return the figures of every service that was seen, in the order of the pipeline."""
+    def state(self, now_ns: int) -> RunState:
+        """Return the state of the run, rates over the last seconds before `now_ns`.
+
+        Its training is as the newest figures of its trainer say. A service's counts, restarts and processor time are
+        over all its processes, those that have ended included.
+        """
         names = sorted(self.heartbeats.services(), key=place)
+        services = [_status(name, self._newest(name)) for name in names]
+        beats = [beat for beat in self._newest("trainer") if beat.metrics]
+        figures = max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
+        recent = [batch for batch in self.batches.values() if batch.written_ns > now_ns - _RATE_WINDOW_NS]
+        window_s = _RATE_WINDOW_NS / 1e9
+        return RunState(
+            run=self.config.run,
+            steps=self.config.training.steps,
+            outcomes=dict(sorted(self.outcomes.items())),
+            services=services,
+            restarts=self._restarts(),
+            cpu_s={row.service: sum(self.cpu_s.get(pid, 0.0) for pid in row.pids) for row in services},
+            window_s=window_s,
+            groups_per_s=sum(len(batch.groups) for batch in recent) / window_s,
+            tokens_per_s=sum(batch.tokens for batch in recent) / window_s,
+            **fields_of_step(figures),
+        )
+
+    def _restarts(self) -> dict[str, int]:
+        """Return how many processes of each service there were beyond those planned, where there were any."""
         planned = Counter(name for row in planned_processes(self.config) for name in row.speakers)
-        return {name: _figures(self._newest(name), planned[name], self.cpu_s) for name in names}
+        lives = {name: len(self._newest(name)) - planned[name] for name in self.heartbeats.services()}
+        lives["supervisor"] = len(self.supervisor_pids) - 1
+        return {name: lives[name] for name in sorted(lives, key=place) if lives[name] > 0}
 
     def _newest(self, service: str) -> list[Heartbeat]:
         return [one.newest for one in self.heartbeats.processes(service)]
-
-    def state(self) -> RunState:
-        """Return the state of the run by the newest figures that its trainer sent."""
-        beats = [beat for beat in self._newest("trainer") if beat.metrics]
-        figures = max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
-        return RunState(run=self.config.run, steps=self.config.training.steps, **fields_of_step(figures))
 
     def stopped(self) -> list[str]:
         """Return what health checks keep from training, in words: an environment and how."""
@@ -165,28 +166,8 @@ class RunObservation:
             if beat.stage.state == "waiting" and beat.stage.note
         ]
 
-    def rates(self, now_ns: int) -> tuple[float, float]:
-        """Return (groups/s, tokens/s) over the batches of the last ten seconds."""
-        recent = [batch for batch in self.batches.values() if batch.written_ns > now_ns - _RATE_WINDOW_NS]
-        seconds = _RATE_WINDOW_NS / 1e9
-        return sum(len(batch.groups) for batch in recent) / seconds, sum(batch.tokens for batch in recent) / seconds
 
-
-def _figures(beats: list[Heartbeat], planned: int, cpu_s: Mapping[int, float]) -> StageFigures:
-    """Return a service's figures. State and lag are those of the newest heartbeat: other processes may have ended."""
-    status = merged(beats[0].service, beats)
+def _status(name: str, beats: list[Heartbeat]) -> ServiceStatus:
+    """Return a service's row. State and lag are those of the newest heartbeat: other processes may have ended."""
     newest = max(beats, key=lambda beat: beat.time_ns).stage
-    return StageFigures(
-        pids=status.pids,
-        restarts=max(0, len(beats) - planned),
-        state=newest.state,
-        handled=status.handled or 0,
-        emitted=status.emitted or 0,
-        redelivered=status.redelivered or 0,
-        retried=status.retried or 0,
-        dead=status.dead or 0,
-        cpu_s=sum(cpu_s.get(pid, 0.0) for pid in status.pids),
-        lag=newest.lag,
-        wait=status.wait,
-        process=status.process,
-    )
+    return msgspec.structs.replace(merged(name, beats), state=newest.state, lag=newest.lag)

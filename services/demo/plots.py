@@ -58,7 +58,7 @@ def _teacher(axes: Any, figures: Sequence[Mapping[str, float]]) -> None:
 
 
 def _held_out(axes: Any, summary: DemoSummary) -> None:
-    rows = summary.evaluations
+    rows = summary.held_out
     axes.plot([row["step"] for row in rows], [row["avg"] for row in rows], marker="o", label="sampled, temperature 1")
     greedy = [(row["step"], row["greedy"]) for row in rows if row["greedy"] is not None]
     axes.plot(*_columns(greedy), marker="s", linestyle="none", label="greedy")
@@ -103,9 +103,9 @@ def smoothed(values: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 def _latency(axes: Any, summary: DemoSummary) -> None:
     """Draw a point at the median and a line to the 99th percentile: a length from 0 has no place on a log axis."""
-    names = [name for name, stage in summary.stages.items() if (stage.wait.p99 or stage.process.p99)]
+    rows = [row for row in summary.run.services if row.wait.p99 or row.process.p99]
     for offset, what, color in ((-0.15, "wait", "tab:blue"), (0.15, "process", "tab:orange")):
-        times = [(i + offset, getattr(summary.stages[name], what)) for i, name in enumerate(names)]
+        times = [(i + offset, getattr(row, what)) for i, row in enumerate(rows)]
         shown = [(place, time.p50, time.p99) for place, time in times if time.p50 and time.p99]
         places, medians, tails = zip(*shown, strict=True) if shown else ((), (), ())
         axes.hlines(places, medians, tails, color=color, linewidth=2)
@@ -113,7 +113,7 @@ def _latency(axes: Any, summary: DemoSummary) -> None:
         axes.plot(tails, places, "|", color=color)
         if shown:
             axes.set_xscale("log")
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(rows)), [row.service for row in rows])
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set(title="Latency by stage", xlabel="seconds")

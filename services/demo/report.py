@@ -22,8 +22,9 @@ def render(summary: DemoSummary) -> str:
 
 
 def _facts(summary: DemoSummary) -> Iterator[str]:
-    gate, walls = summary.gate, summary.walls
-    yield f"run {summary.run}, seed {summary.seed}: {summary.state}" + (f", {summary.reason}" if summary.reason else "")
+    run, gate, walls = summary.run, summary.gate, summary.walls
+    totals = run.totals
+    yield f"run {run.run}, seed {summary.seed}: {run.state}" + (f", {run.problem}" if run.problem else "")
     yield (
         f"wall time    {walls.total:.1f} s: model {walls.prepare:.1f} ({_NAMES[summary.warm_start]}), "
         f"start {_seconds(walls.start)}, training {_seconds(walls.train)}, finish {_seconds(walls.finish)}"
@@ -33,19 +34,19 @@ def _facts(summary: DemoSummary) -> Iterator[str]:
         f"{_percent(gate.greedy_after)} greedy ({gate.prompts or 0} prompts, {gate.samples or 0} samples each)"
     )
     yield (
-        f"training     {summary.steps} steps, {summary.groups} groups, {summary.sequences} sequences, "
-        f"{summary.tokens} tokens; {_number(summary.groups_per_s)} groups/s, {_number(summary.tokens_per_s)} tokens/s"
+        f"training     {run.step or 0} steps, {run.outcomes.get('batched', 0)} groups, {totals.sequences} sequences, "
+        f"{totals.tokens} tokens; {_number(run.groups_per_s)} groups/s, {_number(run.tokens_per_s)} tokens/s"
     )
-    kinds = ", ".join(f"{count} {kind}" for kind, count in summary.outcomes.items()) or "none"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in run.outcomes.items()) or "none"
     yield f"outcomes     {kinds}; {_number(summary.oversampling)} groups generated for one trained"
-    yield f"staleness    {_number(summary.staleness_mean)} steps on average, {_number(summary.staleness_max)} at most"
+    yield f"staleness    {_number(totals.staleness_mean)} steps on average, {_number(totals.staleness_max)} at most"
     if (teacher := summary.teacher) is not None:
         yield (
             f"teacher      KL to it {teacher.before:.2f} -> {teacher.after:.2f} nats a token, "
             f"means of the first and the last {teacher.steps} steps"
         )
-    yield f"end to end   {_quantiles(summary.end_to_end)} from task to optimizer step (p50 / p95 / p99)"
-    restarts = ", ".join(f"{name} {count}" for name, count in summary.restarts.items()) or "none"
+    yield f"end to end   {_quantiles(run.end_to_end)} from task to optimizer step (p50 / p95 / p99)"
+    restarts = ", ".join(f"{name} {count}" for name, count in run.restarts.items()) or "none"
     yield f"restarts     {restarts}; dead letters {summary.dead_letters}"
     yield f"memory       {human_bytes(summary.peak_rss_bytes)} at most (resident; shared pages count for each process)"
 
@@ -53,13 +54,13 @@ def _facts(summary: DemoSummary) -> Iterator[str]:
 def _stages(summary: DemoSummary) -> Iterator[str]:
     titles = f"{'wait p50 / p95 / p99':30}process p50 / p95 / p99"
     yield f"{'stage':20}{'handled':>8}{'again':>7}{'dead':>6}{'cpu s':>7}  {titles}"
-    for name, stage in summary.stages.items():
-        yield (
-            f"{name:20}{stage.handled:>8}{stage.redelivered:>7}{stage.dead:>6}{stage.cpu_s:>7.1f}  "
-            f"{_quantiles(stage.wait):30}{_quantiles(stage.process)}"
-        )
-    lives = Counter(pid for stage in summary.stages.values() for pid in set(stage.pids))
-    if shared := [name for name, stage in summary.stages.items() if any(lives[pid] > 1 for pid in stage.pids)]:
+    rows = summary.run.services
+    for row in rows:
+        counts = f"{_count(row.handled):>8}{_count(row.redelivered):>7}{_count(row.dead):>6}"
+        cpu_s = summary.run.cpu_s.get(row.service, 0.0)
+        yield f"{row.service:20}{counts}{cpu_s:>7.1f}  {_quantiles(row.wait):30}{_quantiles(row.process)}"
+    lives = Counter(pid for row in rows for pid in set(row.pids))
+    if shared := [row.service for row in rows if any(lives[pid] > 1 for pid in row.pids)]:
         yield f"cpu s of {', '.join(shared)}: of the process that they share"
 
 
@@ -83,7 +84,7 @@ def _mark(score: float | None) -> str:
 
 
 def _places(summary: DemoSummary) -> Iterator[str]:
-    for name, place in summary.places.items():
+    for name, place in summary.run.places.items():
         yield f"{name:12} {place}"
     yield "try next"
     for command in summary.next:
@@ -93,18 +94,23 @@ def _places(summary: DemoSummary) -> Iterator[str]:
 def _verdict(summary: DemoSummary) -> str:
     gate = summary.gate
     if gate.passed is None:
-        return "no gate was required" if summary.ok else f"FAILED: {summary.reason or summary.state}"
+        return "no gate was required" if summary.ok else f"FAILED: {summary.run.problem or summary.run.state}"
     needed = f"{gate.required:.0f} points are required"
     if gate.gain is None:
         return f"FAILED: the held-out pass rate was not measured before and after ({_why(summary, gate)}); {needed}"
     rise = f"the held-out pass rate rose by {gate.gain:.1f} points"
     if not summary.ok:
-        return f"FAILED: {summary.reason or rise}; {needed}"
+        return f"FAILED: {summary.run.problem or rise}; {needed}"
     return f"PASSED: {rise}; {needed}"
 
 
 def _why(summary: DemoSummary, gate: DemoGate) -> str:
-    return summary.reason or ("no evaluation of the first policy" if gate.before is None else "none of the last one")
+    missing = "no evaluation of the first policy" if gate.before is None else "none of the last one"
+    return summary.run.problem or missing
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _percent(value: float | None) -> str:

@@ -31,10 +31,11 @@ from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare,
 from lachesis.services.demo.pretrained import MODULES, prepare_pretrained
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoModel, DemoOptions, demo_config
-from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
+from lachesis.services.demo.summary import DemoSummary, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
 from lachesis.services.observe.progress import all_figures
+from lachesis.services.observe.run_state import StateName
 from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.run_file import write_run_file
@@ -73,7 +74,7 @@ def run_demo(options: DemoOptions) -> int:
     anyio.run(demo.run, options.deadline_s)
     summary = _conclude(demo, prepared, gate=options.gate)
     print(f"\n{render(summary)}", flush=True)
-    if summary.state == "interrupted":
+    if summary.run.state == "interrupted":
         return 130
     return 0 if summary.ok else 1
 
@@ -124,7 +125,7 @@ class _Demo:
         self.observed = RunObservation(config)
         self.started = started
         self.walls = WallTimes(prepare=prepare_s)
-        self.state: State = "failed"
+        self.state: StateName = "failed"
         self.reason: str | None = None
         self._scope: anyio.CancelScope
 
@@ -162,9 +163,9 @@ class _Demo:
         way_out = f"--deadline gives it more, the logs in {self.config.path / 'logs'} say why"
         if stopped := ", ".join(self.observed.stopped()):
             way_out = f"{stopped} by a health check; lachesis health --run {self.config.run} says why"
-        self._end("deadline", f"not finished after {deadline_s:.0f} s; {way_out}")
+        self._end("failed", f"not finished after {deadline_s:.0f} s; {way_out}")
 
-    def _end(self, state: State, reason: str) -> None:
+    def _end(self, state: StateName, reason: str) -> None:
         self.state, self.reason = state, reason
         self._scope.cancel()
 
@@ -199,7 +200,6 @@ def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummar
     }
     figures = _read_figures(config)
     summary = summarize(
-        config,
         demo.observed,
         prepared,
         figures,
@@ -211,7 +211,7 @@ def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummar
     )
     draw = partial(draw_plots, path / PLOTS, summary, demo.observed, figures, prepared.difficulties)
     write_when_room_sync(path / PLOTS, draw)
-    content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(summary.fields())) + b"\n"
     write_when_room_sync(path / SUMMARY_FILE, partial((path / SUMMARY_FILE).write_bytes, content))
     return summary
 

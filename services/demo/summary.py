@@ -1,4 +1,4 @@
-"""The demo's verdict and its figures. Pure: everything seen in, a `DemoSummary` and its text out.
+"""The demo's verdict and its figures. Pure: makes a `DemoSummary` of everything that was seen.
 
 Guarantees that the gate passes only on what was measured: the held-out pass rate of the policy before the first step
 and of the one after the last, both sampled at temperature 1 on the same prompts. What was not measured is None.
@@ -6,7 +6,7 @@ and of the one after the last, both sampled at temperature 1 on the same prompts
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from lachesis.pipeline.common.finite_mean import finite_mean
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.annotations import EvalEvent
-from lachesis.services.demo.observed import RunObservation, StageFigures
+from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel
+from lachesis.services.observe.run_state import DEMO_FIELDS, RunState, StateName, project
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.observe.summary import totals_of
 
@@ -34,8 +35,6 @@ __all__ = [
 
 REQUIRED_POINTS = 20.0
 """Percentage points by which the held-out pass rate must rise."""
-
-State = Literal["finished", "interrupted", "deadline", "failed"]
 
 
 class DemoGate(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,101 +87,93 @@ class WallTimes(msgspec.Struct, kw_only=True):
 
 
 class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What `summary.json` holds. Times are seconds, rates per second of training, sizes bytes, staleness in steps."""
+    """How the run stood at its end, and what a demo alone has. Sizes are bytes.
 
-    run: str
-    state: State
-    reason: str | None
+    Of `run`, rates are per second of training and `end_to_end` is exact. generated_groups and so on: what environments
+    published. oversampling: groups that had an outcome for each one trained. teacher None: the policy does not learn
+    from one, or no two steps have been measured. held_out: a row an evaluation, with step, items, avg and greedy.
+    """
+
+    run: RunState
     gate: DemoGate
     seed: int
     warm_start: Literal["made", "cached", "given"]
     warm_start_key: str | None
     shuffled_advantages: bool
     walls: WallTimes
-    steps: int
-    groups: int
-    sequences: int
-    tokens: int
-    groups_per_s: float | None
-    tokens_per_s: float | None
     generated_groups: int
     generated_sequences: int
     generated_tokens: int
-    outcomes: dict[str, int]
     oversampling: float | None
-    staleness_mean: float | None
-    staleness_max: float | None
     teacher: TeacherDistance | None
-    """None: the policy does not learn from the teacher, or no two steps have been measured."""
-    end_to_end: Quantiles
-    stages: dict[str, StageFigures]
     dead_letters: int
-    restarts: dict[str, int]
-    evaluations: list[dict[str, float | None]]
+    held_out: list[dict[str, float | None]]
     examples: list[DemoExample]
     peak_rss_bytes: int
-    places: dict[str, str]
     next: list[str]
 
     @property
     def ok(self) -> bool:
         """Whether the run finished and its gate, if requested, was passed."""
-        return self.state == "finished" and self.gate.passed is not False
+        return self.run.state == "finished" and self.gate.passed is not False
+
+    def fields(self) -> dict[str, Any]:
+        """Return what `summary.json` holds: what that of every run does, and the demo's own."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__ if name != "run"}
+        return project(self.run, DEMO_FIELDS) | own
 
 
 def summarize(
-    config: RunConfig,
     observed: RunObservation,
     prepared: PreparedModel,
     figures: Sequence[Mapping[str, float]],
     walls: WallTimes,
     *,
-    state: State,
+    state: StateName,
     reason: str | None = None,
     gate: bool = True,
     places: Mapping[str, str],
 ) -> DemoSummary:
-    """Return the summary. `figures`: one mapping a step, as `latest_figures` gives them."""
+    """Return the summary of a run that has ended.
+
+    `figures`: one mapping a step, as `latest_figures` gives them.
+    """
+    config, evals = observed.config, observed.evals
     groups = sum(len(batch.groups) for batch in observed.batches.values())
     tokens = sum(batch.tokens for batch in observed.batches.values())
-    totals, stages = totals_of(figures), observed.stages()
-    restarts = {name: stage.restarts for name, stage in stages.items() if stage.restarts}
-    lives = len(observed.supervisor_pids)
-    return DemoSummary(
-        run=config.run,
+    run = msgspec.structs.replace(
+        observed.state(now_ns=0),
         state=state,
-        reason=reason,
-        gate=_gate(config, observed.evals, wanted=gate),
+        problems=[] if reason is None else [reason],
+        first_step=0,
+        totals=totals_of(figures),
+        wall_s=walls.total,
+        groups_per_s=groups / walls.train if walls.train else None,
+        tokens_per_s=tokens / walls.train if walls.train else None,
+        end_to_end=end_to_end(observed, figures),
+        places=dict(places),
+        **({"step": int(figures[-1]["train/step"])} if figures else {}),
+    )
+    return DemoSummary(
+        run=run,
+        gate=_gate(config, evals, wanted=gate),
         seed=config.seed,
         warm_start="given" if prepared.key is None else "cached" if prepared.cached else "made",
         warm_start_key=prepared.key,
         shuffled_advantages=config.training.shuffle_advantages,
         walls=walls,
-        steps=len(figures),
-        groups=groups,
-        sequences=sum(batch.sequences for batch in observed.batches.values()),
-        tokens=tokens,
-        groups_per_s=groups / walls.train if walls.train else None,
-        tokens_per_s=tokens / walls.train if walls.train else None,
         generated_groups=len(observed.started_ns),
         generated_sequences=observed.generated_sequences,
         generated_tokens=observed.generated_tokens,
-        outcomes=dict(sorted(observed.outcomes.items())),
         oversampling=observed.outcomes.total() / groups if groups else None,
-        staleness_mean=totals.staleness_mean,
-        staleness_max=totals.staleness_max,
         teacher=teacher_distance(figures) if config.training.learner.loss.teacher_coef else None,
-        end_to_end=end_to_end(observed, figures),
-        stages=stages,
         dead_letters=observed.dead_letters,
-        restarts=restarts | ({"supervisor": lives - 1} if lives > 1 else {}),
-        evaluations=[
+        held_out=[
             {"step": event.policy_step, "items": event.items, "avg": event.avg, "greedy": event.greedy}
-            for _, event in sorted(observed.evals.items())
+            for _, event in sorted(evals.items())
         ],
-        examples=_examples(observed.evals.get(0), observed.evals.get(config.training.steps or 0)),
+        examples=_examples(evals.get(0), evals.get(config.training.steps or 0)),
         peak_rss_bytes=observed.peak_rss_bytes,
-        places=dict(places),
         next=_next(places, config.training.steps or 0),
     )
 

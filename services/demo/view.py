@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.demo.observed import RunObservation, StageFigures
+from lachesis.services.demo.observed import RunObservation
+from lachesis.services.observe.services import ServiceStatus
 from lachesis.services.output import SafeConsole, human_seconds, printable
 
 __all__ = ["fitting", "progress_line", "showing", "stage_table"]
@@ -78,10 +79,9 @@ def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAI
 
     The last figures are left out first.
     """
-    state = observed.state()
-    groups_per_s, tokens_per_s = observed.rates(time.time_ns())
+    state = observed.state(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
-    restarts = len(observed.supervisor_pids) - 1
+    restarts = state.restarts.get("supervisor", 0)
     stopped = ", ".join(observed.stopped())
     return fitting(
         [
@@ -91,8 +91,8 @@ def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAI
             *([f"{stopped} by a health check: lachesis health --run {state.run}"] if stopped else []),
             _maybe("reward", state.reward, ".3f"),
             f"held out {curve or '-'}",
-            f"{groups_per_s:.1f} groups/s",
-            f"{tokens_per_s:.0f} tokens/s",
+            f"{state.groups_per_s:.1f} groups/s",
+            f"{state.tokens_per_s:.0f} tokens/s",
             _maybe("staleness", state.staleness, ".1f"),
             _maybe("e2e p99", state.e2e_p99_s, ".1f") + " s",
         ],
@@ -118,24 +118,26 @@ def stage_table(observed: RunObservation) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "state", "lag", "handled", "dead", "wait p99", "process p99"):
         table.add_column(name, justify="left" if name in {"stage", "state"} else "right", no_wrap=True)
-    for name, stage in observed.stages().items():
-        table.add_row(name, *map(str, _cells(stage)))
+    for row in observed.state(time.time_ns()).services:
+        table.add_row(row.service, *_cells(row))
     return table
 
 
-def _cells(stage: StageFigures) -> list[object]:
-    times = [human_seconds(value) or "-" for value in (stage.wait.p99, stage.process.p99)]
-    return [stage.state, "-" if stage.lag is None else stage.lag, stage.handled, stage.dead, *times]
+def _cells(row: ServiceStatus) -> list[str]:
+    counts = ["-" if value is None else str(value) for value in (row.lag, row.handled, row.dead)]
+    return [row.state, *counts, *(human_seconds(value) or "-" for value in (row.wait.p99, row.process.p99))]
 
 
 def _slowest(observed: RunObservation) -> str:
     """Name lag and p99 of the stages that wait or work, briefly."""
+    rows = observed.state(time.time_ns()).services
     shown = [
-        f"{name} {'' if stage.lag is None else f'lag {stage.lag} '}p99 {human_seconds(stage.process.p99)}"
-        for name, stage in observed.stages().items()
-        if stage.process.p99
+        f"{row.service} {'' if row.lag is None else f'lag {row.lag} '}p99 {human_seconds(row.process.p99)}"
+        for row in rows
+        if row.process.p99
     ]
-    return ", ".join(shown) or "starting: " + (", ".join(observed.stages()) or "waiting for the first service")
+    started = ", ".join(row.service for row in rows)
+    return ", ".join(shown) or "starting: " + (started or "waiting for the first service")
 
 
 def _maybe(name: str, value: float | None, form: str) -> str:

@@ -1,8 +1,9 @@
 """The state of a run, and the fields of it that each command prints. Pure: no bus.
 
-There is one struct, `RunState`. Several readers fill it: `runs.py` from the run's folder, `snapshot.py` from its
-server, `overview.py` from the heartbeats of the last seconds, `summary.py` from the figures of every step. Each sets
-what its source says and leaves the rest at "not known". A view selects its fields by a tuple such as `STATUS_FIELDS`.
+There is one struct, `RunState`. Several readers fill it: `runs.py` from the run's folder, `live_run_state.py` from its
+server, `overview.py` from the heartbeats of the last seconds, `summary.py` from the figures of every step, the demo's
+`observed.py` from everything that the run sends. Each sets what its source says and leaves the rest at "not known". A
+view selects its fields by a tuple such as `STATUS_FIELDS`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from lachesis.services.observe.services import Quantiles, ServiceStatus
 from lachesis.services.observe.window import StageRow
 
 __all__ = [
+    "DEMO_FIELDS",
     "FOLDER_FIELDS",
     "LIVE_STATES",
     "RESULT_FIELDS",
@@ -148,7 +150,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     `top` reads, reward_curve: by step. outstanding and capacity: sequences under way, and the most that leases allow.
 
     Of its last start, once it has ended. first_step: where it began. wall_s: seconds in all, `to_first_step_s` to the
-    end of its first step. past_notices: what stood in the way.
+    end of its first step. past_notices: what stood in the way. cpu_s: processor time by service, seconds, where it is
+    measured.
     """
 
     run: str
@@ -211,6 +214,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float | None = None
     to_first_step_s: float | None = None
     restarts: dict[str, int] = {}
+    cpu_s: dict[str, float] = {}
     places: dict[str, str] = {}
     past_notices: list[PastNotice] = []
 
@@ -247,6 +251,7 @@ SUMMARY_FIELDS = (
     "staleness_mean=totals.staleness_mean", "staleness_max=totals.staleness_max", "end_to_end", "evaluations",
     "restarts", "places", "notices=past_notices",
 )  # fmt: skip
+DEMO_FIELDS = (*SUMMARY_FIELDS, "groups_per_s", "tokens_per_s", "services", "cpu_s")
 RESULT_FIELDS = (
     "run", "folder", "state", "reason=problem", "step", "steps", "sequences=totals.sequences", "tokens=totals.tokens",
     *_TOTALS, "evaluations=totals.held_out", "staleness_mean=totals.staleness_mean",

@@ -113,7 +113,7 @@ def curve(summary: dict[str, Any], folder: Path) -> list[Point]:
     figures = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     ended_ns = {int(one["train/step"]): one["train/time"] * 1e9 for one in figures if "train/time" in one}
     points = []
-    for event in summary["evaluations"]:
+    for event in summary["held_out"]:
         step = event["step"]
         trained = sum(sum(row.loss_mask) for row in rows if row.batch is not None and row.batch < step)
         sampled = sum(sum(row.loss_mask) for row in rows if step and row.stored_ns <= ended_ns[step])

@@ -72,13 +72,13 @@ def test_a_short_demo_runs_to_its_end(folder: Path) -> None:
     assert code == 0, output
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
     assert summary["state"] == "finished"
-    assert summary["steps"] == 3
+    assert summary["step"] == 3
     assert summary["sequences"] >= 3 * 128 == 384
     assert summary["gate"]["before"] is not None
     assert summary["gate"]["after"] is not None
     assert summary["gate"]["passed"] is None
     assert summary["dead_letters"] == 0
-    pids = [pid for stage in summary["stages"].values() for pid in stage["pids"]]
+    pids = [pid for row in summary["services"] for pid in row["pids"]]
     planned = planned_processes(load(run_config_type(), file=folder / RUN_FILE, environ={}).config)
     restarts = sum(count for name, count in summary["restarts"].items() if name != "supervisor")
     assert len(pids) == len(set(pids)) == len(planned) + restarts, "every service is a process of its own"
@@ -103,7 +103,7 @@ def test_a_killed_supervisor_is_started_again(folder: Path) -> None:
     assert code == 0, output
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
     assert summary["state"] == "finished"
-    assert summary["steps"] == 12
+    assert summary["step"] == 12
     assert summary["restarts"]["supervisor"] == 1
     assert not left_running(folder)
 
@@ -116,7 +116,7 @@ def test_an_interrupted_demo_drains_and_says_what_it_saw(folder: Path) -> None:
     assert code == 130, output
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
     assert summary["state"] == "interrupted"
-    assert summary["steps"] >= 1
+    assert summary["step"] >= 1
     assert not left_running(folder)
 
 
@@ -135,7 +135,7 @@ def test_the_policy_comes_nearer_to_a_better_teacher(folder: Path) -> None:
     code, output = finish(start(folder, "--distill", "--deadline", "1100", "--steps", "30"))
     assert code == 0, output
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-    assert (summary["state"], summary["steps"]) == ("finished", 30)
+    assert (summary["state"], summary["step"]) == ("finished", 30)
     teacher = summary["teacher"]
     assert teacher["after"] < 0.9 * teacher["before"], teacher
     assert f"KL to it {teacher['before']:.2f} -> {teacher['after']:.2f} nats a token" in output

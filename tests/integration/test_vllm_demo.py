@@ -52,7 +52,7 @@ def test_the_demo_trains_a_policy_that_vllm_serves(tmp_path: Path, cache: Path, 
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-    assert (summary["state"], summary["steps"], summary["dead_letters"]) == ("finished", STEPS, 0)
+    assert (summary["state"], summary["step"], summary["dead_letters"]) == ("finished", STEPS, 0)
     assert summary["gate"]["before"] is not None
     assert summary["gate"]["after"] is not None
     steps = [msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -8,16 +8,9 @@ import msgspec
 import pytest
 from unit.demo.test_summary import CONFIG, summary
 
-from lachesis.services.demo.observed import DrawnGroup, RunObservation, StageFigures
+from lachesis.services.demo.observed import DrawnGroup, RunObservation
 from lachesis.services.demo.plots import draw_plots, smoothed
-from lachesis.services.observe.services import Quantiles
-
-
-def stage(wait: Quantiles, process: Quantiles) -> StageFigures:
-    return StageFigures(
-        pids=[1], restarts=0, state="ok", handled=1, emitted=1, redelivered=0, retried=0, dead=0, cpu_s=1.0, lag=None,
-        wait=wait, process=process,
-    )  # fmt: skip
+from lachesis.services.observe.services import Quantiles, ServiceStatus
 
 
 def test_difficulty_is_smoothed_over_the_steps_nearby() -> None:
@@ -55,11 +48,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_no_log_axis_begins_at_0_and_nothing_is_drawn_from_there(drawn: dict[str, Any], tmp_path: Path) -> None:
     observed = RunObservation(CONFIG)
     observed.drawn = {str(n): DrawnGroup(n, 0, 0.5) for n in range(30)}
-    told = {
-        "scorer": stage(Quantiles(1e-4, 2e-4, 1e-3), Quantiles(0.01, 0.02, 0.1)),
-        "batcher": stage(Quantiles(), Quantiles(0.0, 0.0, 0.5)),
-    }
-    found = msgspec.structs.replace(summary(observed), stages=told)
+    seen = summary(observed)
+    waits = Quantiles(1e-4, 2e-4, 1e-3)
+    services = [
+        ServiceStatus(service="scorer", state="ok", wait=waits, process=Quantiles(0.01, 0.02, 0.1)),
+        ServiceStatus(service="batcher", state="ok", process=Quantiles(0.0, 0.0, 0.5)),
+    ]
+    found = msgspec.structs.replace(seen, run=msgspec.structs.replace(seen.run, services=services))
     draw_plots(tmp_path, found, observed, [], [3.0])
     (axes,) = drawn["latency"].axes
     assert axes.get_xscale() == "log"

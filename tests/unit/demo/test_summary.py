@@ -22,8 +22,9 @@ from lachesis.services.demo.observed import RunObservation
 from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
-from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
+from lachesis.services.demo.summary import DemoSummary, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import progress_line, showing, stage_table
+from lachesis.services.observe.run_state import SUMMARY_FIELDS, StateName, project
 
 CONFIG = demo_config(DemoOptions(run="r", steps=2))
 PREPARED = PreparedModel(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
@@ -62,12 +63,11 @@ def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[fl
 
 
 def summary(
-    observed: RunObservation, *, state: State = "finished", gate: bool = True, figures: Any = (), config: Any = CONFIG
+    observed: RunObservation, *, state: StateName = "finished", gate: bool = True, figures: Any = ()
 ) -> DemoSummary:
     walls = WallTimes(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
-    return summarize(
-        config, observed, PREPARED, list(figures), walls, state=state, gate=gate, places={"config": "/a b/run.toml"}
-    )
+    places = {"config": "/a b/run.toml"}
+    return summarize(observed, PREPARED, list(figures), walls, state=state, gate=gate, places=places)
 
 
 def with_evaluations(*events: EvalEvent) -> RunObservation:
@@ -148,10 +148,9 @@ def test_the_ledger_is_counted_once_and_the_oversampling_ratio_follows() -> None
     for message in (ledger(1, GROUPS[:2]), ledger(2, GROUPS[2:], stale), ledger(2, GROUPS[2:], stale)):
         observed.stored(message)
     judged = summary(observed)
-    assert judged.outcomes == {"batched": 3, "stale": 1, "zero_variance": 1}
+    assert judged.run.outcomes == {"batched": 3, "stale": 1, "zero_variance": 1}
     assert judged.oversampling == pytest.approx(5 / 3)
-    assert (judged.groups, judged.sequences, judged.tokens) == (3, 24, 300)
-    assert judged.groups_per_s == pytest.approx(0.3)
+    assert (judged.run.groups_per_s, judged.run.tokens_per_s) == (pytest.approx(0.3), pytest.approx(30.0))
 
 
 def test_end_to_end_times_join_rollouts_batches_and_steps() -> None:
@@ -169,9 +168,10 @@ def test_end_to_end_times_join_rollouts_batches_and_steps() -> None:
         {"train/step": 2.0, "train/time": 9.0, "staleness/mean": 2.0, "staleness/max": 3.0},
     ]
     judged = summary(observed, figures=figures)
-    assert judged.end_to_end.p50 == pytest.approx(4.0)  # of 5-1, 5-2 and 9-3
+    assert judged.run.end_to_end.p50 == pytest.approx(4.0)  # of 5-1, 5-2 and 9-3
     assert judged.generated_groups == 3
-    assert (judged.staleness_mean, judged.staleness_max) == (1.5, 3.0)
+    assert (judged.run.totals.staleness_mean, judged.run.totals.staleness_max) == (1.5, 3.0)
+    assert judged.run.step == 2
 
 
 def test_the_processes_of_a_service_add_up_and_more_than_planned_are_restarts() -> None:
@@ -186,12 +186,12 @@ def test_the_processes_of_a_service_add_up_and_more_than_planned_are_restarts() 
         observed.heartbeat(heartbeat)
     observed.supervisor_pids = [7, 8]
     judged = summary(observed)
-    scorer = judged.stages["scorer"]
-    assert (scorer.pids, scorer.handled, scorer.restarts) == ([1, 2], 30, 0)
+    scorer = next(row for row in judged.run.services if row.service == "scorer")
+    assert (scorer.pids, scorer.handled) == ([1, 2], 30)
     assert scorer.wait.p50 == pytest.approx(0.1, rel=0.02)
     assert scorer.wait.p99 == pytest.approx(0.4, rel=0.02)
     assert scorer.process.p99 is None
-    assert judged.restarts == {"trainer": 1, "supervisor": 1}
+    assert judged.run.restarts == {"trainer": 1, "supervisor": 1}
 
 
 def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
@@ -218,7 +218,7 @@ def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
 def test_a_distilled_policys_distance_to_its_teacher_is_told(figures: list[dict[str, float]], said: str | None) -> None:
     def text(*, distill: bool) -> str:
         config = demo_config(DemoOptions(run="r", steps=2, distill=distill))
-        return render(summary(RunObservation(CONFIG), figures=figures, config=config))
+        return render(summary(RunObservation(config), figures=[{"train/step": 1.0} | one for one in figures]))
 
     assert f"teacher      KL to it {said}" in text(distill=True) if said else "KL to it" not in text(distill=True)
     assert "KL to it" not in text(distill=False)
@@ -229,12 +229,14 @@ def test_hostile_messages_are_passed_over() -> None:
     observed.stored(StoredMessage(subjects.LEDGER, subjects.ledger("r", "main"), 1, b"\xff", 0))
     observed.stored(StoredMessage(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), 1, b"", 0))
     observed.stored(StoredMessage(subjects.ROLLOUTS, "rl.rollout.r.words", 1, b"", 0))
-    assert summary(observed).groups == 0
+    assert summary(observed).run.outcomes == {}
 
 
 def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
     judged = summary(with_evaluations(evaluation(0, 0.1), evaluation(2, 0.5)))
-    assert msgspec.json.decode(msgspec.json.encode(judged), type=DemoSummary) == judged
+    written = msgspec.json.decode(msgspec.json.encode(judged.fields()))
+    assert set(project(judged.run, SUMMARY_FIELDS)) < set(written), "the demo leaves what every run leaves, and more"
+    assert (written["run"], written["state"], written["wall_s"], written["gate"]["gain"]) == ("r", "finished", 16, 40)
     text = render(judged)
     for command in ("tail reward", "replay", "compare live median", "top"):
         assert f"lachesis {command} --config '/a b/run.toml'" in text
