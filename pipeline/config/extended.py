@@ -10,7 +10,7 @@ from lachesis.pipeline.config.load import field_descriptions
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.extension import Setting, added, call_each, extensions, with_added
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.inference.engines import DEFAULT_ENGINE, engines
+from lachesis.pipeline.inference.engine_table import DEFAULT_ENGINE, engines
 
 __all__ = ["environment_config_type", "inference_config_type", "run_config_type", "training_config_type"]
 

@@ -20,7 +20,7 @@ from lachesis.pipeline.extension import TrainerSpec, added
 from lachesis.pipeline.governor.config import FlowConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import InferenceConfig
-from lachesis.pipeline.inference.engines import engines_that
+from lachesis.pipeline.inference.engine_table import engines_that
 from lachesis.pipeline.normalizer.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.normalizer.config.normalization import NormalizationConfig
 from lachesis.pipeline.normalizer.config.shaping import RewardConfig

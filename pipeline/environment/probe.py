@@ -14,7 +14,7 @@ from lachesis.pipeline.environment.fake_inference import FakeInference
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group
 from lachesis.pipeline.errors import EnvironmentCodeError, InfrastructureError, leaves
-from lachesis.pipeline.inference.engines import engines_that
+from lachesis.pipeline.inference.engine_table import engines_that
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scorer.logic.unrated import ABSTAINED
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer

@@ -17,7 +17,7 @@ from lachesis.pipeline.common.paths import (
     TemplatePath,
 )
 from lachesis.pipeline.extension import EngineSpec
-from lachesis.pipeline.inference.engines import DEFAULT_ENGINE, engines
+from lachesis.pipeline.inference.engine_table import DEFAULT_ENGINE, engines
 
 __all__ = ["ClientConfig", "EngineConfig", "InferenceConfig"]
 

@@ -32,8 +32,8 @@ from lachesis.pipeline.model.tensors import matches, policy_tensors, policy_vers
 from lachesis.pipeline.trainer.adapters import adapter_tensors, load_checkpointed_model, save_adapters
 from lachesis.pipeline.trainer.checkpoint_folder import read_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.gather import optimizer_state
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.gather import optimizer_state
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 

@@ -26,7 +26,7 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.evidence import describe_known_checkpoint
 from lachesis.pipeline.ledger.reader import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.runtime.retries import WaitLog, is_infrastructure, retry_outages
-from lachesis.pipeline.trainer.ranks.split import share_of
+from lachesis.pipeline.trainer.group_split import share_of
 from lachesis.pipeline.trainer.sequences import GroupInputs, TrainableBatch, select_trainable
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp

@@ -22,6 +22,7 @@ from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
 from lachesis.pipeline.telemetry.recorder import traced
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.compile_watch import CompileWatch
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.gradient import BatchGradient, BatchPasses
@@ -42,8 +43,7 @@ from lachesis.pipeline.trainer.mismatch_sums import MISMATCH_SUMS, mismatch_sums
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw, place_step_counters
 from lachesis.pipeline.trainer.packed_batch import PackedBatch, move_tensor
 from lachesis.pipeline.trainer.packing import COMPARED_TOKENS, PackingChoice, choose_packing, choose_trees, in_float32
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
-from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, whole
+from lachesis.pipeline.trainer.sharded_policy import ShardedPolicy, whole
 from lachesis.pipeline.trainer.step_memory_fit import FailedPass, FitWish, StepFit, describe_fit
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.pipeline.trainer.step_size import (

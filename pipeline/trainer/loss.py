@@ -63,9 +63,9 @@ from typing import NamedTuple
 
 import torch
 
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.config import LossConfig
 from lachesis.pipeline.trainer.packed_batch import PackedBatch
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 
 __all__ = ["LossMetrics", "LossOutput", "LossSums", "loss_denominator", "policy_loss"]
 

@@ -24,10 +24,10 @@ from lachesis.pipeline.errors import UnsupportedError
 from lachesis.pipeline.model.device import lacks_deterministic_form
 from lachesis.pipeline.model.packed_attention import attends_by, install_packed_attention
 from lachesis.pipeline.model.tensors import vocabulary_of
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.config import INPUTS_FOR_ONE_ROW, ModelInputConfig
 from lachesis.pipeline.trainer.memory import is_out_of_memory
 from lachesis.pipeline.trainer.packed_batch import PackedBatch
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.loss import LOG_RATIO_LIMIT
 from lachesis.pipeline.trainer.packed_batch import PackedBatch
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
 
 __all__ = [
     "PROBE_TOKENS",

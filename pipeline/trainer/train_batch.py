@@ -15,13 +15,13 @@ import msgspec
 
 from lachesis.pipeline.common.trainability import TrainerLimits
 from lachesis.pipeline.model.device import Determinism, take_repeatably
+from lachesis.pipeline.trainer.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.feed import LedgerBatch
 from lachesis.pipeline.trainer.finite_step import step_on_finite_groups
+from lachesis.pipeline.trainer.gather import gather_weights
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.metrics import TokenFigures, token_figures
 from lachesis.pipeline.trainer.mismatch_by_env import mismatch_by_env, summed_by
-from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
-from lachesis.pipeline.trainer.ranks.gather import gather_weights
 from lachesis.pipeline.trainer.sequences import TrainableBatch, select_trainable
 from lachesis.pipeline.trainer.step_metrics import StepMetrics
 from lachesis.schemas.errors import DataError

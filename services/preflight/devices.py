@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import THIS_MACHINE, RunConfig
-from lachesis.pipeline.inference.engines import engines_that
+from lachesis.pipeline.inference.engine_table import engines_that
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from lachesis.pipeline.common.installation import install_command
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.inference.engines import engines_that
+from lachesis.pipeline.inference.engine_table import engines_that
 from lachesis.services.planned_processes import planned_processes
 
 __all__ = ["model_loads"]

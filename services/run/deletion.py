@@ -25,7 +25,7 @@ from lachesis.pipeline.common.fsync import fsync
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import NotFoundError, StartupError
 from lachesis.pipeline.extension import extensions
-from lachesis.pipeline.inference.engines import engines
+from lachesis.pipeline.inference.engine_table import engines
 from lachesis.pipeline.ledger.rollbacks import RECOVERY_FILE
 from lachesis.pipeline.retention.collector import GarbageCollector
 from lachesis.pipeline.retention.recovery_record import RECOVERIES

@@ -47,19 +47,37 @@ class Acknowledged:
 
 
 def bear_witness(path: str) -> None:
-    """Note every acknowledgement of this process in the file at `path`."""
+    """Note every acknowledgement of this process in the file at `path`.
+
+    A commit whose acknowledgement was lost finds its message stored, and that is noted as well.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    store = Publisher.store
+    store, commit = Publisher.store, Publisher.commit
+    heard: set[str] = set()
+
+    def note(sent_ns: int, ack: PubAck, subject: str, data: bytes, msg_id: str) -> None:
+        policy = decode(PolicyRecord, data).version if subject.startswith(_POLICY) else "-"
+        fields = (sent_ns, ack.stream, ack.seq, int(ack.duplicate), subject, msg_id, policy)
+        os.write(fd, (" ".join(map(str, fields)) + "\n").encode())
+        heard.add(msg_id)
 
     async def noted(self: Publisher, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         sent_ns = time.time_ns()
         ack = await store(self, subject, data, headers)
-        note = decode(PolicyRecord, data).version if subject.startswith(_POLICY) else "-"
-        fields = (sent_ns, ack.stream, ack.seq, int(ack.duplicate), subject, headers.get(MSG_ID_HEADER), note)
-        os.write(fd, (" ".join(map(str, fields)) + "\n").encode())
+        note(sent_ns, ack, subject, data, headers[MSG_ID_HEADER])
         return ack
 
+    async def committed(
+        self: Publisher, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]
+    ) -> int:
+        sent_ns = time.time_ns()
+        seq = await commit(self, stream, subject, data, expected=expected, headers=headers)
+        if headers[MSG_ID_HEADER] not in heard:
+            note(sent_ns, PubAck(subjects.kind_of(stream), seq, duplicate=True), subject, data, headers[MSG_ID_HEADER])
+        return seq
+
     Publisher.store = noted  # type: ignore[method-assign]
+    Publisher.commit = committed  # type: ignore[method-assign]
 
 
 def read_witness(path: Path) -> Iterator[Acknowledged]:

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from lachesis.pipeline.common.paths import Address
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.pipeline.inference.engines import DEFAULT_ENGINE
+from lachesis.pipeline.inference.engine_table import DEFAULT_ENGINE
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["TinkerConfig", "check_tinker", "settings_of"]

@@ -20,12 +20,12 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import LedgerError, OutOfMemoryError, StartupError
 from lachesis.pipeline.model.device import prepare_device
+from lachesis.pipeline.trainer.collectives import Ranks
 from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.trainer.gather import gather_optimizer
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.absent import ALIVE_S
-from lachesis.pipeline.trainer.ranks.collectives import Ranks
-from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
 from lachesis.pipeline.trainer.ranks.join import RankStart, join_as_follower
 from lachesis.pipeline.trainer.ranks.leader import EXIT_NO_MEMORY, EXIT_RANK_LOST, RANK_KEY
 from lachesis.pipeline.trainer.ranks.messages import (

@@ -22,12 +22,12 @@ from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.model.tensors import vocabulary_of
 from lachesis.pipeline.trainer.adapters import with_adapters
+from lachesis.pipeline.trainer.collectives import Ranks
 from lachesis.pipeline.trainer.config import TrainingConfig
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.collectives import Ranks
-from lachesis.pipeline.trainer.ranks.sharded import ShardedPolicy, shard_like
 from lachesis.pipeline.trainer.sequences import trainer_limits
+from lachesis.pipeline.trainer.sharded_policy import ShardedPolicy, shard_like
 
 __all__ = ["RankStart", "join_as_follower", "join_as_leader", "rank_start"]
 

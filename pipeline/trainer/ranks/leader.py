@@ -32,11 +32,11 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import OutOfMemoryError, RankLostError, StartupError
 from lachesis.pipeline.model.policy import PolicyModel
 from lachesis.pipeline.runtime.service import Service
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.feed import BatchFeed, LedgerBatch
+from lachesis.pipeline.trainer.gather import gather_optimizer
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.ranks.absent import report_absent_ranks
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
-from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
 from lachesis.pipeline.trainer.ranks.join import join_as_leader, rank_start
 from lachesis.pipeline.trainer.ranks.messages import (
     GONE,

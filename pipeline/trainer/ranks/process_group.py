@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from lachesis.pipeline.runtime.exit_note import note_exit
-from lachesis.pipeline.trainer.ranks.collectives import Ranks, raise_rank_lost
+from lachesis.pipeline.trainer.collectives import Ranks, raise_rank_lost
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 
 __all__ = ["GRACE_S", "end_process", "end_process_after", "in_thread", "meet", "open_process_group"]

@@ -22,7 +22,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
 from lachesis.pipeline.environment import load as environments
 from lachesis.pipeline.extension import added
-from lachesis.pipeline.inference.engines import engines
+from lachesis.pipeline.inference.engine_table import engines
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy
 from lachesis.pipeline.normalizer.known_estimators import ESTIMATORS
 from lachesis.pipeline.scorer.raters import rater_places

@@ -19,8 +19,8 @@ from lachesis.pipeline.trainer import checkpoint_folder
 from lachesis.pipeline.trainer.checkpoint import CheckpointContent, load_checkpoint
 from lachesis.pipeline.trainer.checkpoint_folder import point_to_best
 from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.gather import gather_optimizer
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.gather import gather_optimizer
 from lachesis.schemas.ids import PolicyVersion
 
 CONFIG = LearnerConfig()

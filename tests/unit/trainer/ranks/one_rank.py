@@ -27,11 +27,11 @@ from lachesis.pipeline.model.device import prepare_device
 from lachesis.pipeline.model.policy import PolicyModel, build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors
 from lachesis.pipeline.trainer.adapters import with_adapters
+from lachesis.pipeline.trainer.collectives import ALONE, Ranks
 from lachesis.pipeline.trainer.finite_step import step_on_finite_groups
+from lachesis.pipeline.trainer.gather import gather_optimizer, gather_weights, optimizer_state
 from lachesis.pipeline.trainer.inputs.model_inputs import load_inputs
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.collectives import ALONE, Ranks
-from lachesis.pipeline.trainer.ranks.gather import gather_optimizer, gather_weights, optimizer_state
 from lachesis.pipeline.trainer.ranks.join import join_as_follower, join_as_leader, rank_start
 from lachesis.pipeline.trainer.ranks.place import RankPlace
 from lachesis.pipeline.trainer.ranks.process_group import meet, open_process_group

@@ -9,8 +9,8 @@ import torch
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.trainer_settings import trainer_settings
 from lachesis.pipeline.errors import OutOfMemoryError
+from lachesis.pipeline.trainer.collectives import Ranks
 from lachesis.pipeline.trainer.ranks import follower, leader
-from lachesis.pipeline.trainer.ranks.collectives import Ranks
 from lachesis.pipeline.trainer.ranks.leader import EXIT_NO_MEMORY, Leader
 from lachesis.pipeline.trainer.ranks.messages import Fetched, NoMemory, TrainNext
 

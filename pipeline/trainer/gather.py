@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from lachesis.pipeline.trainer.learner import Learner
-from lachesis.pipeline.trainer.ranks.sharded import whole
+from lachesis.pipeline.trainer.sharded_policy import whole
 
 __all__ = ["gather_optimizer", "gather_weights", "optimizer_state"]
 

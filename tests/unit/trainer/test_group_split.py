@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.trainer.ranks.split import share_of, split_groups
+from lachesis.pipeline.trainer.group_split import share_of, split_groups
 from lachesis.schemas.ledger import Batch, GroupRef
 
 

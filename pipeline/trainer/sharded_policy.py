@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs, SampledLogprobs
+from lachesis.pipeline.trainer.collectives import Ranks
 from lachesis.pipeline.trainer.config import LearnerConfig
-from lachesis.pipeline.trainer.ranks.collectives import Ranks
 
 __all__ = ["ShardedPolicy", "shard_like", "whole"]
 
