@@ -10,12 +10,11 @@ sent over a new connection before the guard has compared the server.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import anyio
 import httpx
@@ -29,7 +28,6 @@ from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.tls import tls_context
 from lachesis.pipeline.errors import (
     AccessError,
-    ApiKeyError,
     InfrastructureError,
     PromptTooLongError,
     ServerAwayError,
@@ -37,10 +35,11 @@ from lachesis.pipeline.errors import (
     UnreadableAnswerError,
 )
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
-from lachesis.pipeline.inference.answered_sample import MAX_LOGPROB, GeneratedSample, read_sample
+from lachesis.pipeline.inference.answered_sample import GeneratedSample, read_sample
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.connection_pool import ConnectionPool
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
+from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs, read_prompt_logprobs
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeResponse,
@@ -52,6 +51,7 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from lachesis.pipeline.inference.refusals import NoSuchRouteError, NotServedError, beginning_of, read_refusal
 from lachesis.pipeline.inference.serving.text_tokenizer import TextTokenizer
 from lachesis.pipeline.model.digest import DIGEST_LENGTH
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -61,13 +61,10 @@ from lachesis.schemas.errors import DataError, LachesisError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "InferenceClient", "PromptTopLogprobs"]
+__all__ = ["Capabilities", "InferenceClient"]
 
 T = TypeVar("T")
-MAX_QUOTED = 1000
 _MAX_ADDRESS = 300
-MAX_SHOWN_CHARS = 100
-"""Characters of an unreadable answer that an error repeats."""
 _ANSWER_BYTES = 4 << 20
 """Bytes of an answer, beyond those for the requested tokens."""
 _TOKEN_BYTES = 2048
@@ -76,28 +73,6 @@ _LOGPROB_BYTES = 256
 """Bytes of an answer for one of the likeliest tokens."""
 _UNKNOWN_TOKENS = 32_768
 """Tokens of a sample at most, where its request does not say."""
-_ID_DIGITS = 9
-"""Digits of a token id at most; ids are int32."""
-_BEYOND_CONTEXT = re.compile(r"maximum context length|a context of \d+ tokens holds")
-"""How vLLM and the reference server refuse a prompt that is too long."""
-_UNKNOWN_MODEL = re.compile(
-    r"unknown model|model_not_found|\bmodel\b.{0,200}\b(?:does not exist|not found|is unknown)", re.IGNORECASE
-)
-"""How servers refuse requests while they serve another model."""
-_BUSY = frozenset({429, 502, 503, 504})
-"""Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
-
-
-class PromptTopLogprobs(NamedTuple):
-    """A model's logprobs of given tokens, nats, at temperature 1.
-
-    `logprobs` float32 [T]: of each token given those before it, 0 at 0. `ids` int32 [T, k] and `top` float32 [T, k]:
-    the likeliest tokens, -1 and -inf where there are fewer, as at 0.
-    """
-
-    logprobs: NDArray[np.float32]
-    ids: NDArray[np.int32]
-    top: NDArray[np.float32]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,14 +105,6 @@ class _WeightInfo(msgspec.Struct):
 
 class _WorkerReplies(msgspec.Struct):
     results: Annotated[list[LoadedWeights], msgspec.Meta(min_length=1)]
-
-
-class _NoSuchRouteError(DataError):
-    """Raised when a server does not have the requested object."""
-
-
-class _NotServedError(UnreadableAnswerError):
-    """Raised when a server cannot serve what every sample needs: it is another server, or has another model."""
 
 
 class InferenceClient:
@@ -220,28 +187,7 @@ class InferenceClient:
         token_ids = list(token_ids)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
         response = await self._generate(token_ids, params, "tokens")
-        entries = response.prompt_logprobs
-        if entries is None or len(entries) != len(token_ids):
-            raise UnreadableAnswerError(
-                f"{self.where} sent no prompt logprobs, or not one for each of {len(token_ids)} tokens."
-            )
-        logprobs = np.zeros(len(token_ids), np.float32)
-        ids, top = np.full((len(token_ids), k), -1, np.int32), np.full((len(token_ids), k), -np.inf, np.float32)
-        for position, (token, entry) in enumerate(zip(token_ids[1:], entries[1:], strict=True), 1):
-            if entry is None or str(token) not in entry:
-                raise UnreadableAnswerError(
-                    f"{self.where} sent no prompt logprob for token {token} at position {position}."
-                )
-            if (logprob := entry[str(token)].logprob) > MAX_LOGPROB:
-                raise UnreadableAnswerError(f"{self.where} sent a logprob of {logprob:g}, which is no probability.")
-            logprobs[position] = logprob
-            if k:  # there are k, or k and the given token
-                if not all(other.isdecimal() and len(other) <= _ID_DIGITS for other in entry):
-                    raise UnreadableAnswerError(f"{self.where} sent prompt logprobs of something that is no token id.")
-                likeliest = sorted((-about.logprob, int(other)) for other, about in entry.items())[:k]
-                ids[position, : len(likeliest)] = [other for _, other in likeliest]
-                top[position, : len(likeliest)] = [-value for value, _ in likeliest]
-        return PromptTopLogprobs(logprobs, ids, top)
+        return read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where)
 
     async def tokenize(
         self,
@@ -298,7 +244,7 @@ class InferenceClient:
         try:
             return await self._observe(probe, version=version)
         except DataError as error:
-            raise _NotServedError(str(error)) from error
+            raise NotServedError(str(error)) from error
 
     async def _observe(self, probe: TokenProbe | None, *, version: bool) -> ObservedServer:
         model = await self._model(self._observing)
@@ -381,7 +327,7 @@ class InferenceClient:
         """
         try:
             answer = await self._json("POST", "/collective_rpc", _WorkerReplies, json={"method": "loaded_digest"})
-        except _NoSuchRouteError:
+        except NoSuchRouteError:
             return None
         return answer.results
 
@@ -437,7 +383,7 @@ class InferenceClient:
             sample = (await self.generate(tokens, 1, asked))[0]
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
-        except (_NotServedError, DataError, LookupError) as error:
+        except (NotServedError, DataError, LookupError) as error:
             raise StartupError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
         except UnreadableAnswerError as error:
             raise UnreadableAnswerError(f"{self.where} cannot serve a trainer: {error} {advice}") from error
@@ -518,13 +464,13 @@ class InferenceClient:
         """
         try:
             answer = await self._request("POST", path, content=content, **arguments)
-        except _NoSuchRouteError as error:
-            raise _NotServedError(str(error)) from error
+        except NoSuchRouteError as error:
+            raise NotServedError(str(error)) from error
         except PromptTooLongError:
             raise
         except DataError as error:
             if await self._refuses_known(path):
-                raise _NotServedError(f"{error} It refuses what it answered before, too.") from error
+                raise NotServedError(f"{error} It refuses what it answered before, too.") from error
             raise
         self.answered.add(path, control or content)
         return answer
@@ -544,7 +490,7 @@ class InferenceClient:
         try:
             return from_json(f"{self.where} answered {path} with something else than expected", kind, answer)
         except SchemaError as error:
-            raise UnreadableAnswerError(f"{error}. It begins {_shown(answer)}") from error
+            raise UnreadableAnswerError(f"{error}. It begins {beginning_of(answer)}") from error
 
     async def _request(
         self,
@@ -597,7 +543,7 @@ class InferenceClient:
                 "followed: give that server's own address"
             )
         if not 200 <= status < 300:
-            raise self._refusal(path, status, body, is_html=is_html)
+            raise read_refusal(self.where, path, status, body, is_html=is_html)
         return body
 
     @asynccontextmanager
@@ -619,22 +565,6 @@ class InferenceClient:
         finally:
             await answer.aclose()
 
-    def _refusal(self, path: str, status: int, body: bytes, *, is_html: bool) -> LachesisError:
-        """Return the error that an unsuccessful answer means."""
-        said = body.decode(errors="replace")
-        text = f"{self.where} answered {path} with {status}: {said[:MAX_QUOTED]}"
-        if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN} and not is_html:
-            return ApiKeyError(text)
-        if status in _BUSY:
-            return ServerAwayError(text)
-        if status >= 500 or status == httpx.codes.REQUEST_TIMEOUT:
-            return InfrastructureError(text)
-        if status < 400 or is_html:  # of something that stands before it
-            return UnreadableAnswerError(f"{self.where} answered {path} with {status}. It begins {_shown(body)}")
-        if status == httpx.codes.NOT_FOUND or _UNKNOWN_MODEL.search(said):
-            return _NoSuchRouteError(text)
-        return (PromptTooLongError if _BEYOND_CONTEXT.search(said) else DataError)(text)
-
     async def _compare(self, stream: Any) -> None:
         """Let the guard compare the server behind a new connection, which is closed if it is another one."""
         try:
@@ -652,14 +582,9 @@ class InferenceClient:
             size += len(part)
             if size > most:
                 raise UnreadableAnswerError(
-                    f"{self.where} answered {path} with more than {most} bytes. It begins {_shown(parts[0])}"
+                    f"{self.where} answered {path} with more than {most} bytes. It begins {beginning_of(parts[0])}"
                 )
         return b"".join(parts)
-
-
-def _shown(answer: bytes) -> str:
-    """Return the beginning of an unreadable answer."""
-    return repr(answer[: 4 * MAX_SHOWN_CHARS].decode(errors="replace")[:MAX_SHOWN_CHARS])
 
 
 def _tokens_of(request: GenerateRequest) -> int:

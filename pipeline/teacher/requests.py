@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
-from lachesis.pipeline.inference.client import InferenceClient, PromptTopLogprobs
+from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory
+from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
 from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
 from lachesis.schemas.columns import as_bytes

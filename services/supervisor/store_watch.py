@@ -71,6 +71,6 @@ class _DiskWatch:
         self._restarted_s = now_s
         log.warning("restarting nats-server, without which %s would take no message again: nothing is lost by it",
                     ", ".join(sorted(self._log.failed)))  # fmt: skip
-        await self._server.end()  # `Supervisor._keep_server` starts it again
+        await self._server.end()  # `RunServer` starts it again
         while self._server.life == self._life:  # noqa: ASYNC110 - it is being started
             await anyio.sleep(0.05)

@@ -14,10 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,15 +26,13 @@ import msgspec
 
 from lachesis.pipeline.access import OPERATOR
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.embedded import SERVER_LOG, EmbeddedServer
+from lachesis.pipeline.bus.embedded import SERVER_LOG
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.store_reservation import store_budget
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.machine_memory import MemoryKills
 from lachesis.pipeline.common.outages import EXHAUSTED
-from lachesis.pipeline.common.process_state import process_state
 from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StartupError
@@ -44,13 +40,11 @@ from lachesis.pipeline.extension import HeldSocket, load_place
 from lachesis.pipeline.ledger.rollbacks import refuse_rolled_back
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.facts import ProcessFact
-from lachesis.pipeline.notices.silence import ends_recur
 from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.runtime.retention_record import RETENTION_FILE, follow_record
 from lachesis.pipeline.runtime.retries import WaitLog, retry_outages
 from lachesis.pipeline.runtime.store_marks import MARKS_FILE, MarkWriter, follow_marks
-from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.values import from_json
 from lachesis.services.observe.run_watcher import RunWatcher
@@ -88,8 +82,8 @@ from lachesis.services.supervisor.log_limit import LogLimit, read_tail
 from lachesis.services.supervisor.notices import RunNotices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.supervisor.restarts import ProcessLife, Restarts
-from lachesis.services.supervisor.store_place import watch_place
-from lachesis.services.supervisor.store_watch import watch_store
+from lachesis.services.supervisor.run_server import RunServer
+from lachesis.services.supervisor.running_process import RunningProcess, send, state_of
 from lachesis.services.supervisor.unfinished import trace_unfinished
 
 __all__ = ["Supervisor", "has_survivors"]
@@ -97,16 +91,10 @@ __all__ = ["Supervisor", "has_survivors"]
 log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
-_COUNTED_S = 1800.0
-_MIN_SHOWN_S = 3.0
-"""The least time for which the end of a process is shown, however soon it works again."""
-_COUNTED_ENDS = 1000
 _TAIL_LINES = 15
 _MARK_S = 5.0
 """Seconds that the end of a run waits for the server to take the marks of its streams."""
 _LOOK_S = 1.0
-_SPOKE_S = 1.5
-"""A process that sent a heartbeat so recently, a little more than the time between two, runs."""
 _STACKS_S = 0.5
 """Seconds that a process that hangs has to write where it does."""
 _MARGIN_S = 4.0
@@ -125,60 +113,6 @@ def has_survivors(folder: Path) -> bool:
     return any(pid is not None and started_ticks(pid) is not None for pid in pids.values())
 
 
-@dataclass(slots=True)
-class _RunningProcess:
-    """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is.
-
-    `lives` is where it is started again and again: cancelled, one that has not begun never does.
-    """
-
-    planned: PlannedProcess
-    process: SpawnedProcess | ServiceProcess | None = None
-    ready: anyio.Event = field(default_factory=anyio.Event)
-    up: bool = False
-    stages: dict[str, StageVitals] = field(default_factory=dict)
-    """What its services say of themselves in this life, by the names under which they speak."""
-    failing: str = ""
-    """Why its last life ended; empty once it works again."""
-    hung: str = ""
-    """Why the supervisor has ended this life of it; empty: it has not."""
-    held: str = ""
-    """The line of code that holds its interpreter; empty: none is known to."""
-    started_s: float = 0.0
-    ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COUNTED_ENDS))
-    """When its newest lives ended."""
-    last_end: str = ""
-    restarts: int = -1
-    log_start: int = 0
-    stopping: bool = False
-    lives: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    ended: anyio.Event = field(default_factory=anyio.Event)
-
-    @property
-    def worked(self) -> bool:
-        """Whether it has stored results in this life."""
-        return any(stage.emitted > 0 for stage in self.stages.values())
-
-    @property
-    def starts_with(self) -> StageVitals | None:
-        """What the first of its services says that has not started; None: it has not reached the server."""
-        return next((stage for stage in self.stages.values() if stage.state == "starting"), None)
-
-    def hear(self, beat: Heartbeat) -> None:
-        """Take in a heartbeat of one of its services. It is up once all of them have started."""
-        self.stages[beat.service] = beat.stage
-        if self.failing and _works(beat):
-            self.failing = ""
-        said = [self.stages.get(name) for name in self.planned.speakers]
-        self.up = self.up or all(stage is not None and stage.state != "starting" for stage in said)
-
-    def stop(self, number: signal.Signals) -> None:
-        """End its process by a signal, the last one."""
-        self.stopping = True
-        self.lives.cancel()
-        _send(self.process, number)
-
-
 class Supervisor:
     """Runs one run. Every process uses the file in its folder (`run_file`), written first: editing a file meanwhile
     changes nothing until the next start. `file`: what the run was started with; `watches` look on while it runs."""
@@ -194,7 +128,7 @@ class Supervisor:
         self.arguments = ["--config", str(run_file_of(config))]
         self.watches = watches
         self.logs = config.path / "logs"
-        self.running = [_RunningProcess(planned) for planned in planned_processes(config)]
+        self.running = [RunningProcess(planned) for planned in planned_processes(config)]
         # what trains elsewhere needs no torch, which a fork server of its kind would import
         planned = [row.planned for row in self.running]
         elsewhere = {row.service for row in planned if config.trains_elsewhere(row.service, row.part)}
@@ -203,7 +137,6 @@ class Supervisor:
         self._goes_on = False
         """Whether the services have just run, under a supervisor that was killed: its fork servers were taken over."""
         self._stop = anyio.Event()
-        self._server_pid: int | None = None
         self._pids = DeferredFile(config.path / _PIDS_FILE)
         self._state = SupervisorStateWriter(config.path)
         self._marks = DeferredFile(config.path / MARKS_FILE)
@@ -211,7 +144,8 @@ class Supervisor:
         self._phase: Phase = "starting"
         self._memory_kills = MemoryKills()
         self._verifying = anyio.CancelScope()
-        self._notices = RunNotices(config, self._process_facts, lambda: self._server_pid)
+        self._notices = RunNotices(config, self._process_facts, lambda: self._server.pid)
+        self._server = RunServer(config, self._unless_stopped, self._notices.report_disk, self._write_pids)
         self._held = ExitStack()
         self._listeners: dict[str, socket.socket] = {}
         self.has_begun = False
@@ -270,7 +204,7 @@ class Supervisor:
                 self._enter("ended")
 
     async def _run_with_server(self) -> None:
-        async with self._server():
+        async with self._server.running():
             if self._stop.is_set():
                 return
             async with await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
@@ -376,7 +310,7 @@ class Supervisor:
         await self._stop.wait()
         scope.cancel()
 
-    async def _ready(self, rows: list[_RunningProcess]) -> None:
+    async def _ready(self, rows: list[RunningProcess]) -> None:
         services = [row.planned.service for row in rows]
         with anyio.move_on_after(ready_within_s(self.config, services)):
             for row in rows:
@@ -397,7 +331,7 @@ class Supervisor:
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
-    async def _keep_running(self, row: _RunningProcess) -> None:
+    async def _keep_running(self, row: RunningProcess) -> None:
         """Start the process whenever it is not running, until it finishes or is to stop."""
         try:
             with row.lives:
@@ -405,7 +339,7 @@ class Supervisor:
         finally:
             row.ended.set()
 
-    async def _start_again_and_again(self, row: _RunningProcess) -> None:
+    async def _start_again_and_again(self, row: RunningProcess) -> None:
         history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
@@ -439,13 +373,13 @@ class Supervisor:
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 
-    def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
+    def _last_lines(self, row: RunningProcess, count: int = _TAIL_LINES) -> str:
         try:
             return read_tail(self.logs / f"{row.planned.name}.log", row.log_start, count)
         except OSError:  # it has written none, or no file descriptor is left
             return ""
 
-    async def _run_once(self, row: _RunningProcess, *, anew: bool) -> tuple[int, bool]:
+    async def _run_once(self, row: RunningProcess, *, anew: bool) -> tuple[int, bool]:
         """Return the exit code of one life, and whether the process has noted that it ends with it."""
         file = self.logs / f"{row.planned.name}.log"
         row.log_start = file.stat().st_size if file.exists() else 0
@@ -453,14 +387,14 @@ class Supervisor:
         row.process = process
         self._write_pids()
         if row.stopping:
-            _send(process, signal.SIGTERM)
+            send(process, signal.SIGTERM)
         with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
             code = await process.wait()
         row.process = None
         return code, process.noted == code
 
     async def _start_once_possible(
-        self, row: _RunningProcess, file: Path, *, anew: bool
+        self, row: RunningProcess, file: Path, *, anew: bool
     ) -> SpawnedProcess | ServiceProcess:
         """Start a process as soon as the machine gives what that takes: file descriptors, memory, a process."""
         while True:
@@ -521,7 +455,7 @@ class Supervisor:
             for row in rows:
                 if not row.ended.is_set():
                     log.warning("%s did not drain; killing it", row.planned.name)
-                    _send(row.process, signal.SIGKILL)
+                    send(row.process, signal.SIGKILL)
         self._write_pids()
 
     async def _watch_heartbeats(self, bus: Bus) -> None:
@@ -549,15 +483,15 @@ class Supervisor:
                 if not row.ready.is_set():
                     continue  # its first start, which `_ready` bounds
                 silent_s = self._notices.silent_for_s(process.pid, since_s=row.started_s)
-                state = _state_of(process.pid, silent_s)
+                state = state_of(process.pid, silent_s)
                 ready_s = ready_within_s(self.config, [row.planned.service])
                 row.hung = why_hung(SilentProcess(silent_s, state, not row.up), self.config.services.silent_s, ready_s)
                 if row.hung:
                     log.warning("%s hangs, killing it: %s", row.planned.name, row.hung)
                     if row.up:
-                        _send(process, STACKS_SIGNAL)
+                        send(process, STACKS_SIGNAL)
                         await anyio.sleep(_STACKS_S)
-                    _send(process, signal.SIGKILL)
+                    send(process, signal.SIGKILL)
 
     async def _watch_held(self, held: BlockedProcesses) -> None:
         """Look where processes stand that are silent, and keep their leases. Runs until cancelled."""
@@ -573,54 +507,6 @@ class Supervisor:
                     row.held = "" if row.process is None else found.get(row.process.pid, "")
                 await anyio.sleep(_LOOK_S)
 
-    @asynccontextmanager
-    async def _server(self) -> AsyncIterator[None]:
-        """Run the embedded server, if the run has no other, for as long as the context is open.
-
-        There is none if the run is requested to stop before the server has started.
-        """
-        if self.config.nats is not None:
-            async with background() as tasks:
-                tasks.start_soon(watch_place, self.config, None)
-                yield
-            return
-        settings = self.config.server
-        if settings.max_file_bytes is None:
-            room = self.config.streams.total_bytes() * 5 // 4
-            settings = msgspec.structs.replace(settings, max_file_bytes=room)
-        server = EmbeddedServer(self.config.path / NATS_FOLDER, settings)
-        try:
-            await self._unless_stopped(server.start)
-            if self._stop.is_set():
-                yield
-                return
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_server, server)
-                watched = server, store_budget(server.store, self.config.streams), self._notices.report_disk
-                tasks.start_soon(watch_store, *watched)
-                tasks.start_soon(watch_place, self.config, server)
-                yield
-                tasks.cancel_scope.cancel()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await server.stop()
-
-    async def _keep_server(self, server: EmbeddedServer) -> None:
-        while True:
-            self._server_pid = server.pid
-            self._write_pids()
-            code = await server.wait()
-            log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
-            while True:
-                try:
-                    await server.start_again()
-                    break
-                except OSError as error:
-                    if error.errno not in EXHAUSTED:
-                        raise
-                    log.warning("nats-server cannot be started, and is tried again: %s", error.strerror)
-                await anyio.sleep(_LOOK_S)
-
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._report_state()
@@ -633,47 +519,12 @@ class Supervisor:
 
     def _process_facts(self) -> Iterator[ProcessFact]:
         """Yield how each process stands; nothing once they are to stop."""
-        now_s = time.monotonic()
         for row in self.running if self._phase in {"starting", "running"} else ():
             if row.restarts < 0:
                 continue  # those of its phase have not been started yet
-            process = row.process
-            pid = None if process is None or process.returncode is not None else process.pid
-            ends = [at for at in row.ends_s if now_s - at <= _COUNTED_S]
-            silent_s = 0.0 if pid is None else self._notices.silent_for_s(pid, since_s=row.started_s)
-            yield ProcessFact(
-                name=row.planned.name,
-                services=row.planned.speakers,
-                pid=pid,
-                started_s=row.started_s,
-                state="" if pid is None else _state_of(pid, silent_s),
-                failing=row.failing or (row.last_end if ends and now_s - ends[-1] < _MIN_SHOWN_S else ""),
-                failing_since_s=ends[0] if ends else None,
-                ends=len(ends),
-                ends_within_s=_COUNTED_S,
-                recurs=ends_recur(ends, now_s),
-                last_end=row.last_end,
-                done=row.ended.is_set() or row.stopping,
-                log=str(self.logs / f"{row.planned.name}.log"),
-                held=row.held,
-            )
+            yield row.fact(self._notices.silent_for_s, log=self.logs / f"{row.planned.name}.log")
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}
-        found = {"supervisor": os.getpid(), "nats-server": self._server_pid, **pids}
+        found = {"supervisor": os.getpid(), "nats-server": self._server.pid, **pids}
         self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
-
-
-def _works(beat: Heartbeat) -> bool:
-    """Return whether a process that was started again works: it has results, or is ready if it makes none."""
-    return beat.stage.emitted > 0 or (beat.stage.slots is None and beat.stage.state == "ok")
-
-
-def _state_of(pid: int, silent_s: float) -> str:
-    """Return the kernel's state of a process, which is known as long as it sends heartbeats: then it runs."""
-    return process_state(pid) if silent_s > _SPOKE_S else "R"
-
-
-def _send(process: SpawnedProcess | ServiceProcess | None, number: signal.Signals) -> None:
-    if process is not None and process.returncode is None:
-        process.send_signal(number)

@@ -21,7 +21,6 @@ from lachesis.services.process.service_process import (
     EXIT_STARTUP,
     _explain,
 )
-from lachesis.services.supervisor import supervisor as module
 from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
 
@@ -172,12 +171,3 @@ def test_who_ignores_the_end_of_a_terminal_still_does() -> None:
         assert stop_signals() == (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_the_kernel_is_asked_for_the_state_of_silent_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(module, "process_state", lambda pid: asked.append(pid) or "T")
-    assert module._state_of(7, 1.0) == "R"
-    assert not asked
-    assert module._state_of(7, 2.0) == "T"
-    assert asked == [7]

@@ -11,9 +11,10 @@ import pytest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.governor.config import FlowConfig
-from lachesis.pipeline.inference.client import Capabilities, PromptTopLogprobs
+from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.config import InferenceConfig
 from lachesis.pipeline.inference.identity import IdentityGuard
+from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
 from lachesis.pipeline.model.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.teacher import stage as stage_module
 from lachesis.pipeline.teacher.stage import run_teacher
