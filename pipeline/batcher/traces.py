@@ -13,7 +13,7 @@ from lachesis.schemas.ledger import LedgerEntry
 __all__ = ["StoredEntry", "trace_entry"]
 
 
-_ENDS: dict[str, Literal["batched", "dead_letter"]] = {"batched": "batched", "dead": "dead_letter"}
+_OUTCOME_OF_KIND: dict[str, Literal["batched", "dead_letter"]] = {"batched": "batched", "dead": "dead_letter"}
 
 
 class StoredEntry(NamedTuple):
@@ -67,7 +67,7 @@ def trace_entry(
             policy_step=member.plan.policy_step,
             started_ns=member.plan.started_ns,
             ended_ns=service.now_ns(),
-            outcome=_ENDS.get(kind, "dropped"),
+            outcome=_OUTCOME_OF_KIND.get(kind, "dropped"),
             cause=kind,
             revision=service.revision,
             reason=": ".join(filter(None, (outcome.kind, outcome.reason))) if outcome else None,

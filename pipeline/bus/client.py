@@ -165,21 +165,21 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
 
     async def _read_from(self, transport: Any) -> None:
         """Return when another connection takes the place of `transport`. Raises why it ended by itself."""
-        self._frames, stir = FrameReader(), asyncio.Event()
+        self._frames, wake = FrameReader(), asyncio.Event()
         self._left.clear()
 
         def receive(data: bytes) -> None:
             if self._transport is transport and not self.is_closed and not self.is_reconnecting:
                 self._take_in(data)
                 if self._left:
-                    stir.set()
+                    wake.set()
 
         if isinstance(transport, Transport):
-            transport.deliver_to(receive, stir.set)
+            transport.deliver_to(receive, wake.set)
         while not self.is_closed and not self.is_reconnecting:
             if isinstance(transport, Transport):
-                await stir.wait()
-                stir.clear()
+                await wake.wait()
+                wake.clear()
             else:
                 receive(await transport.read(DEFAULT_BUFFER_SIZE))
             while self._left:

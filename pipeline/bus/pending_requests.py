@@ -30,16 +30,16 @@ class AnswerSeries:
     def __init__(self) -> None:
         self._answers: deque[Msg] = deque()
         self._over = False
-        self._more: asyncio.Future[Msg | None] | None = None
+        self._waiter: asyncio.Future[Msg | None] | None = None
 
     async def next(self, timeout_s: float) -> Msg | None:
         """Return the next answer: None when the connection was lost or the time is up."""
         if not self._answers and not self._over:
             loop = asyncio.get_running_loop()
-            self._more = loop.create_future()
-            timer = loop.call_later(timeout_s, resolve, self._more)
+            self._waiter = loop.create_future()
+            timer = loop.call_later(timeout_s, resolve, self._waiter)
             try:
-                await self._more
+                await self._waiter
             finally:
                 timer.cancel()
         return self._answers.popleft() if self._answers else None
@@ -54,8 +54,8 @@ class AnswerSeries:
         self._stir()
 
     def _stir(self) -> None:
-        if self._more is not None:
-            resolve(self._more)
+        if self._waiter is not None:
+            resolve(self._waiter)
 
 
 class PendingRequests:

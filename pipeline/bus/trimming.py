@@ -72,17 +72,17 @@ async def delete_orphan_chunks(
     old = {subject: chunk.seq for subject, chunk in ends.items() if chunk.time_ns < before_ns}
     if not old:
         return 0
-    heads = [f"rl.{kind}.{run}.>"]
-    loose = old.keys() - await _listed(link, blobs, stream, heads, start=min(old.values()))
+    head_subjects = [f"rl.{kind}.{run}.>"]
+    orphans = old.keys() - await _listed(link, blobs, stream, head_subjects, start=min(old.values()))
     seen = max(chunk.seq for chunk in ends.values())
-    for subject in loose:
+    for subject in orphans:
         await publisher.store(subject, b"", {MSG_ID_HEADER: f"{subject}/swept"})
-    loose -= await _listed(link, blobs, stream, heads, start=seen)
-    if not loose:
+    orphans -= await _listed(link, blobs, stream, head_subjects, start=seen)
+    if not orphans:
         return 0
     chunks = await _headers(link, blobs, stream, [blob(kind, run)])
-    await note([chunk.seq for chunk in chunks if chunk.subject in loose])
-    return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(loose)])
+    await note([chunk.seq for chunk in chunks if chunk.subject in orphans])
+    return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(orphans)])
 
 
 async def _listed(link: ServerLink, blobs: BlobStore, stream: str, filters: Sequence[str], *, start: int) -> set[str]:

@@ -7,7 +7,7 @@ process that was stopped meanwhile, counts for nothing.
 import time
 from typing import NamedTuple
 
-from lachesis.pipeline.calls.open_groups import PROMISE_S
+from lachesis.pipeline.calls.open_groups import RESERVATION_S
 from lachesis.pipeline.calls.recorded import RecordedGroup, fold_records
 from lachesis.pipeline.common.boottime import SURE_SHARE, boottime_s
 from lachesis.pipeline.runtime.service import Service
@@ -16,12 +16,12 @@ from lachesis.schemas.calls import StoredRecord, TakeUpReply, TakeUpRequest
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["LeftGroup", "Promise", "request_left_group"]
+__all__ = ["LeftGroup", "Reservation", "request_left_group"]
 
 _ASK_TIMEOUT_S = 10.0
 
 
-class Promise(NamedTuple):
+class Reservation(NamedTuple):
     """No other process begins with a group that this one requested at Unix time `asked_ns`, until `until_s`.
 
     That is by the clock that goes on while the machine sleeps.
@@ -31,8 +31,8 @@ class Promise(NamedTuple):
     until_s: float
 
     @classmethod
-    def from_now(cls) -> "Promise":
-        return cls(time.time_ns(), boottime_s() + SURE_SHARE * PROMISE_S)
+    def from_now(cls) -> "Reservation":
+        return cls(time.time_ns(), boottime_s() + SURE_SHARE * RESERVATION_S)
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +44,7 @@ class LeftGroup(NamedTuple):
 
     group: str
     recorded: RecordedGroup | None
-    promise: Promise
+    reservation: Reservation
     reason: str = ""
 
 
@@ -56,11 +56,11 @@ async def request_left_group(service: Service, env: str, holder: str, life: int)
     """
     request = TakeUpRequest(env=env, holder=holder, life=life)
     records: list[StoredRecord] = []
-    promise: Promise | None = None
+    reservation: Reservation | None = None
     while True:
         asked = service.retrying("take up a group that was left behind")
-        found: tuple[Promise, TakeUpReply] = await asked(_request, service, request)
-        promise, reply = promise or found[0], found[1]
+        found: tuple[Reservation, TakeUpReply] = await asked(_request, service, request)
+        reservation, reply = reservation or found[0], found[1]
         if reply.group is None:
             return None
         records += reply.records
@@ -70,11 +70,11 @@ async def request_left_group(service: Service, env: str, holder: str, life: int)
     try:
         recorded = fold_records(records)
     except SchemaError as error:
-        return LeftGroup(reply.group, None, promise, f"its records cannot be read: {error}")
-    return LeftGroup(reply.group, recorded, promise, "" if recorded else "its records hold no start, or its end")
+        return LeftGroup(reply.group, None, reservation, f"its records cannot be read: {error}")
+    return LeftGroup(reply.group, recorded, reservation, "" if recorded else "its records hold no start, or its end")
 
 
-async def _request(service: Service, request: TakeUpRequest) -> tuple[Promise, TakeUpReply]:
-    subject, promise = subjects.take_up(service.run, request.env), Promise.from_now()
+async def _request(service: Service, request: TakeUpRequest) -> tuple[Reservation, TakeUpReply]:
+    subject, reservation = subjects.take_up(service.run, request.env), Reservation.from_now()
     data = await service.bus.request(subject, encode(request), timeout_s=_ASK_TIMEOUT_S)
-    return promise, decode(TakeUpReply, data)
+    return reservation, decode(TakeUpReply, data)

@@ -11,11 +11,11 @@ from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.schemas.calls import CALL_HEADER, CallKey
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["PROMISE_S", "OpenGroups"]
+__all__ = ["RESERVATION_S", "OpenGroups"]
 
 _MAX_GROUPS = 4096
 """Groups under way that are remembered for an environment; beyond this, the oldest cannot be taken up any more."""
-PROMISE_S = 30.0
+RESERVATION_S = 30.0
 """Seconds that a process has to start with a group that it was given, until another one may take it up."""
 _MAX_RECORDS = 65_536
 """Records of one group that are remembered; a group with more cannot be taken up."""
@@ -144,7 +144,7 @@ class OpenGroups:
         self.dropped += 1
 
     def _is_free(self, env: str, group: _OpenGroup, now_s: float, holder: str, life: int) -> bool:
-        if group.promised_s is not None and now_s - group.promised_s < PROMISE_S:
+        if group.promised_s is not None and now_s - group.promised_s < RESERVATION_S:
             return False
         return (group.holder == holder and group.life < life) or not self._is_held(env, group)
 

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
 
-from lachesis.pipeline.calls.left_group_request import Promise
+from lachesis.pipeline.calls.left_group_request import Reservation
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.errors import GroupTakenError
 from lachesis.pipeline.runtime.service import Service
@@ -50,8 +50,8 @@ _MAX_RECORD_BYTES = 4 << 20
 class CallRecorder:
     """Stores what happens in one group; `known` is all that is stored of it, by this life and those before.
 
-    `is_held`: whether the lease of that name is held still. `promise`: until when no other process begins with a group
-    that is taken up.
+    `is_held`: whether the lease of that name is held still. `reservation`: until when no other process begins with a
+    group that is taken up.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CallRecorder:
         known: RecordedGroup | None = None,
         *,
         is_held: Callable[[str], Awaitable[bool]],
-        promise: Promise | None = None,
+        reservation: Reservation | None = None,
     ) -> None:
         self.known = RecordedGroup(start, {} if known is None else known.sessions)
         self._service = service
@@ -71,7 +71,7 @@ class CallRecorder:
         self._is_on = True
         self._is_held = is_held
         self._is_taken = False
-        self._promise = promise
+        self._reservation = reservation
 
     @property
     def group(self) -> str:
@@ -93,7 +93,7 @@ class CallRecorder:
         """
         start = self.known.start
         await self._put("start", start, CallKey("start", start.group, start.holder, start.life, start.lease))
-        if self._promise is not None and self._promise.is_over:
+        if self._reservation is not None and self._reservation.is_over:
             self._is_taken = True
         await self.check_held()
 

@@ -213,11 +213,11 @@ class InferenceRequests:
         """
         chat = [as_chat(message) for message in messages]
         kwargs = self._config.chat_template_kwargs
-        given: dict[str, Any] = {"chat_template_kwargs": kwargs} if kwargs else {}
-        given |= {"tools": list(tools)} if tools else {}
+        arguments: dict[str, Any] = {"chat_template_kwargs": kwargs} if kwargs else {}
+        arguments |= {"tools": list(tools)} if tools else {}
         return await self._retry(
             "tokenize",
-            lambda: self._inference.tokenize(chat, add_generation_prompt=add_generation_prompt, **given),
+            lambda: self._inference.tokenize(chat, add_generation_prompt=add_generation_prompt, **arguments),
         )
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:

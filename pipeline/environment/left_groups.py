@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.calls.left_group_request import Promise, request_left_group
+from lachesis.pipeline.calls.left_group_request import Reservation, request_left_group
 from lachesis.pipeline.calls.recorded import RecordedGroup
 from lachesis.pipeline.calls.recorder import CallRecorder, end_group
 from lachesis.pipeline.common.cut_text import cut_middle
@@ -42,7 +42,7 @@ _MAX_FRUITLESS = 3
 class GroupTask(NamedTuple):
     """An item to work on.
 
-    `recorded`: what another life has done of its group, and `promise` until when that is this process's to begin with.
+    `recorded`: what another life has done of its group. `reservation`: until when it is this process's to begin with.
     """
 
     item: int
@@ -50,7 +50,7 @@ class GroupTask(NamedTuple):
     probability: float
     claim: EpochClaim | None = None
     recorded: RecordedGroup | None = None
-    promise: Promise | None = None
+    reservation: Reservation | None = None
 
     @property
     def dispatch(self) -> Dispatch:
@@ -122,8 +122,8 @@ class LeftGroups:
                     if left.recorded is not None:
                         draw, reason = await self._go_on(left.recorded, claims, tokenizer_hash)
                     if draw is not None:
-                        return draw._replace(promise=left.promise)
-                    if left.promise.is_over:
+                        return draw._replace(reservation=left.reservation)
+                    if left.reservation.is_over:
                         continue  # another process may go on with it
                     lost_s = 0.0 if left.recorded is None else left.recorded.seconds
                     await end_group(self._service, self._name, left.group, self._holder.life, reason, lost_s=lost_s)
@@ -185,16 +185,16 @@ class LeftGroups:
             recorded.n_calls,
             recorded.seconds,
         )
-        promise = draw.promise or Promise.from_now()
+        reservation = draw.reservation or Reservation.from_now()
         start = recorded.start.replace(
             holder=self._holder.holder,
             # a process that runs for longer may replace a newer one, and not one that was given the group after it
-            life=max(promise.asked_ns, recorded.start.life + 1),
+            life=max(reservation.asked_ns, recorded.start.life + 1),
             lease=lease,
             fruitless=self._fruitless(recorded),
             known_seq=recorded.last_seq,
         )
-        return CallRecorder(self._service, start, recorded, is_held=self._is_held, promise=promise)
+        return CallRecorder(self._service, start, recorded, is_held=self._is_held, reservation=reservation)
 
     def calls(self, recorder: CallRecorder) -> GroupCalls:
         """Return the recorded conversations of a group."""

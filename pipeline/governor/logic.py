@@ -127,7 +127,7 @@ class Governor:
             self._shares.hold(env, counted)
             self.budget.promise(stored.room)
 
-    def unreadable(self, seq: int) -> None:
+    def record_unreadable(self, seq: int) -> None:
         """Record that the message at `seq` is no rollout: it takes no capacity; the ledger has its outcome."""
         self._saw(seq)
 

@@ -311,7 +311,7 @@ class _Follower:
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
         except SchemaError:
-            self.governor.unreadable(message.seq)
+            self.governor.record_unreadable(message.seq)
         else:
             env = message.subject.rsplit(".", 1)[-1]
             self.governor.member(message.seq, env, plan, time.monotonic())

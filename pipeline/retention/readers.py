@@ -63,11 +63,11 @@ class Readers:
         """Return the readers' positions. Raises as `claims` does."""
         # together, before anything is awaited: later entries refer only to rollouts above this watermark
         watermark, events_cursor = self._watermark, self._events_cursor
-        batched = self.untrained_references.lowest_seqs()
+        lowest_untrained = self.untrained_references.lowest_seqs()
         return RetentionInputs(
             watermark=watermark,
             events_cursor=events_cursor,
-            batched=batched,
+            batched=lowest_untrained,
             acknowledged={
                 stage: await self._acknowledged(stage) for stage in ("scorer", *["teacher"] * self._has_teacher)
             },

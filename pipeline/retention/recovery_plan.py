@@ -65,11 +65,11 @@ async def make_plan(
 
     Raises `StartupError` if the run cannot go on.
     """
-    record, lacks = await _whole_record(bus, settings, unusable)
-    if lacks is not None:
-        unusable = unusable._replace(problems=[*unusable.problems, lacks])
+    record, record_problem = await _whole_record(bus, settings, unusable)
+    if record_problem is not None:
+        unusable = unusable._replace(problems=[*unusable.problems, record_problem])
     with skipping(unusable.left_out), skipping(record.left_out), reading_instead(record):
-        return await _make_plan(bus, settings, name, unusable, record if lacks is not None else None)
+        return await _make_plan(bus, settings, name, unusable, record if record_problem is not None else None)
 
 
 async def _whole_record(
@@ -238,7 +238,7 @@ async def _names(bus: NatsBus, settings: RecoverySettings, losses: list[StreamLo
             async for message in messages:
                 with suppress(SchemaError):
                     event = decode(model, message.data)
-                    found |= {one.seq: one.group for one in event.groups if _is_in(losses, one.seq)}
+                    found |= {one.seq: one.group for one in event.groups if _is_lost(losses, one.seq)}
     named, settled = await _settled(bus, settings, losses)
     return dict(sorted({**found, **named}.items())), settled
 
@@ -251,15 +251,15 @@ async def _settled(bus: NatsBus, settings: RecoverySettings, losses: list[Stream
     with suppress(LedgerError):  # a ledger that is broken itself names those before that
         async for entry in follow_ledger(bus, settings.run, settings.trainer, LedgerPosition(), follow=False):
             watermark = entry.watermark
-            seqs.update(seq for seq in settled_rollouts(entry) if _is_in(losses, seq))
+            seqs.update(seq for seq in settled_rollouts(entry) if _is_lost(losses, seq))
             refs = [(ref.seq, ref.group) for ref in entry.batch.groups] if entry.batch else []
             refs += [(one.seq, one.group) for one in entry.outcomes if one.group is not None]
-            named |= {seq: group for seq, group in refs if _is_in(losses, seq)}
+            named |= {seq: group for seq, group in refs if _is_lost(losses, seq)}
     below = sum(max(0, min(loss.last, watermark) + 1 - loss.first) for loss in losses)
     return named, below + sum(1 for seq in seqs if seq > watermark)
 
 
-def _is_in(losses: list[StreamLoss], seq: int) -> bool:
+def _is_lost(losses: list[StreamLoss], seq: int) -> bool:
     return any(loss.first <= seq <= loss.last for loss in losses)
 
 

@@ -30,7 +30,7 @@ INSTRUCTION, SECOND_PARTS = "instruction", ("input", "context")
 _MAX_NAMES = 40
 _ABSENT: Final = object()
 _BRACES = re.compile(
-    r"\{\{\{(?P<boxed>[^{}]+)\}\}\}|\{\{(?P<escaped>[^{}]*)\}\}|\{(?P<name>[^{}]+)\}",
+    r"\{\{\{(?P<triple_braced>[^{}]+)\}\}\}|\{\{(?P<escaped>[^{}]*)\}\}|\{(?P<name>[^{}]+)\}",
 )
 _WORD = re.compile(r"[^\W\d][\w.]*(?:![rsa])?(?::.*)?")
 
@@ -94,7 +94,7 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 
 def braced_names(template: str) -> list[str]:
     """Return the names in braces in a template, without a format after them."""
-    given = [match["boxed"] or match["name"] for match in _BRACES.finditer(template)]
+    given = [match["triple_braced"] or match["name"] for match in _BRACES.finditer(template)]
     return [re.split(r"[!:]", name, maxsplit=1)[0] for name in given if name is not None]
 
 
@@ -106,7 +106,7 @@ def template_columns(template: str, rows: Sequence[Mapping[str, Any]], *, needed
     """
     found: dict[str, None] = {}
     for match in _BRACES.finditer(template):
-        given = match["boxed"] or match["name"]
+        given = match["triple_braced"] or match["name"]
         if given is None:
             continue
         name = next((name for row in rows if (name := _column_of(given, row)) is not None), None)
@@ -137,7 +137,7 @@ def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Se
     def fill(match: re.Match[str]) -> str:
         if match["escaped"] is not None:
             return "{" + match["escaped"] + "}"
-        given = match["boxed"] or match["name"]
+        given = match["triple_braced"] or match["name"]
         name = given if given in columns else _without_format(given, columns)
         if name is None:
             return match[0]
@@ -145,7 +145,7 @@ def fill_template(template: str, row: Mapping[str, Any], where: str, columns: Se
         if is_missing(value):
             raise ConfigError(f"{where}: its {name!r}, of which the template makes the prompt, is missing")
         text = value if name in empty else _formatted(given[len(name) :], value, where)
-        return "{" + text + "}" if match["boxed"] is not None else text
+        return "{" + text + "}" if match["triple_braced"] is not None else text
 
     text = _BRACES.sub(fill, template)
     return text.strip() if empty else text

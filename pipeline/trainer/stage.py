@@ -74,13 +74,13 @@ _MAX_SLOW_REPORTED = 5
 class OfflineRun:
     """An offline trainer: its ledger is complete, and its weights are not published.
 
-    `start` says what staleness is counted from. `trained` is called with each step once it is done, `durable` with the
-    entry of the last batch in a checkpoint.
+    `start` says what staleness is counted from. `on_trained` is called with each step once it is done, `on_durable`
+    with the entry of the last batch in a checkpoint.
     """
 
     start: OfflineStart
-    trained: Callable[[int], None]
-    durable: Callable[[LedgerEntry], None]
+    on_trained: Callable[[int], None]
+    on_durable: Callable[[LedgerEntry], None]
 
 
 async def run_trainer(service: Service, settings: TrainerSettings, offline: OfflineRun | None = None) -> None:
@@ -309,7 +309,7 @@ class _Trainer:
             self.rolling.record_batch(timings)
             figures |= latencies(timings) | self.rolling.figures()
         else:
-            self.offline.trained(self.steps)
+            self.offline.on_trained(self.steps)
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
@@ -407,7 +407,7 @@ class _Trainer:
         if newest is not None:
             self.tracking.log_samples(readable_samples(newest.groups))
             if self.offline is not None:
-                self.offline.durable(newest.entry)
+                self.offline.on_durable(newest.entry)
 
     async def _point_to_best(self) -> None:
         """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.

@@ -149,7 +149,7 @@ async def _show(wanted: TailTargets, span: StreamSlice, printer: Printer, histor
     async with anyio.create_task_group() as tasks:
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
-                tasks.start_soon(_end_with_reader, readers.cancel_scope)
+                tasks.start_soon(_stop_when_pipe_closes, readers.cancel_scope)
             for stream, filters in wanted.filters.items():
                 readers.start_soon(_follow_stream, bus, stream, filters, span, printer)
             for subject in wanted.subjects if span.follow else ():
@@ -180,7 +180,7 @@ def _is_pipe(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-async def _end_with_reader(scope: anyio.CancelScope) -> None:
+async def _stop_when_pipe_closes(scope: anyio.CancelScope) -> None:
     """Cancel once the reader of standard output is gone, even if no further event would show that."""
     await anyio.wait_readable(sys.stdout.fileno())  # the writing end of a pipe becomes "readable" by an error alone
     scope.cancel()

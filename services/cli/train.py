@@ -183,8 +183,8 @@ async def _train(
     with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as advance:
         offline = OfflineRun(
             start=OfflineStart(record.start, record.max_staleness),
-            trained=lambda step: advance(step, total),
-            durable=durable,
+            on_trained=lambda step: advance(step, total),
+            on_durable=durable,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(drain_on_signal, service.draining, service.drain)

@@ -32,8 +32,8 @@ __all__ = [
     "exhaustion_notices",
     "expected_run",
     "outcome_notices",
-    "silent_supervisor",
     "step_durations",
+    "supervisor_notices",
 ]
 
 DISK = "disk"
@@ -101,7 +101,7 @@ def outcome_notices(outcomes: Mapping[str, int]) -> list[Notice]:
     )
 
 
-def silent_supervisor(folder: Path) -> list[Notice]:
+def supervisor_notices(folder: Path) -> list[Notice]:
     """Return why the supervisor here writes no notices: its disk is full, or it is silent."""
     state = read_record(folder / STATE_FILE, SupervisorState)
     if state is None or state.phase != "running" or not state.process.runs:
@@ -184,7 +184,7 @@ class NoticeWatch:
             return said
         self._board.report("disk", disk_notices(self._disk.finding()))
         self._board.see_states(_states(self._heard.newest()))
-        return [*silent_supervisor(self._config.path), *self._board.notices(Moment(now_s, time.time_ns()))]
+        return [*supervisor_notices(self._config.path), *self._board.notices(Moment(now_s, time.time_ns()))]
 
 
 def _states(beats: Sequence[Heartbeat]) -> dict[int, str]:

@@ -18,7 +18,7 @@ from lachesis.pipeline.extension import load_place, wanted_trackers
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.notices import Notice
 from lachesis.schemas.values import from_json
-from lachesis.services.observe.notices import outcome_notices, silent_supervisor
+from lachesis.services.observe.notices import outcome_notices, supervisor_notices
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.run_state import LIVE_STATES, RunState, StateName, fields_of_step
 from lachesis.services.observe.summary import SUMMARY_FILE
@@ -146,7 +146,7 @@ def _notices(folder: Path, found: StateName, outcomes: Mapping[str, int]) -> lis
     if found not in LIVE_STATES:
         return outcome_notices(outcomes)
     said = read_notices(folder)
-    return silent_supervisor(folder) if said is None else said
+    return supervisor_notices(folder) if said is None else said
 
 
 def _summary(folder: Path) -> _AnySummary:

@@ -17,7 +17,7 @@ from lachesis.pipeline.common.small_files import read_small_file
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.run.run_file import MODEL_FILE
 
-__all__ = ["FirstModel", "changed_model", "note_model"]
+__all__ = ["FirstModel", "find_changed_model", "note_model"]
 
 _END_BYTES = 1 << 20
 _ENDINGS = frozenset({".safetensors", ".bin", ".json", ".model", ".jinja", ".gguf"})
@@ -42,7 +42,7 @@ def note_model(config: RunConfig) -> None:
         return
 
 
-def changed_model(config: RunConfig) -> Iterator[DoctorFinding]:
+def find_changed_model(config: RunConfig) -> Iterator[DoctorFinding]:
     """Yield a finding where the model is not the one that the run began with."""
     try:
         first = msgspec.json.decode(read_small_file(_record_path(config)), type=FirstModel)

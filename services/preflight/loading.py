@@ -77,7 +77,7 @@ def write_findings(config: RunConfig, out: BinaryIO, *, models: bool = False, pr
         *(([devices], _models(config), model_loads(config, failed)) if models else ()),
         *([_prompts(config, failed)] if prompts else ()),
     ]
-    for setting, load in chain(_loads(config, failed), *further):
+    for setting, load in chain(_load_checks(config, failed), *further):
         _write(out, LoadFinding(setting=setting, state="begun"))
         started = time.monotonic()
         state: Literal["ok", "failed", "doubtful"] = "ok"
@@ -100,7 +100,7 @@ def _write(out: BinaryIO, finding: LoadFinding) -> None:
     out.flush()
 
 
-def _loads(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
+def _load_checks(config: RunConfig, failed: Container[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
         for name, env in named.items():
             if not env.is_foreign:

@@ -110,8 +110,8 @@ async def _findings(bus: NatsBus, config: RunConfig, heard: HeartbeatLog) -> Asy
     answers = {name: await _request_time(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
     present = [name for name, info in answers.items() if "error" not in info]
     there = {name: answers[name] for name in present}
-    async for limited in _room(bus, config, account, there):
-        yield limited
+    async for finding in _storage_findings(bus, config, account, there):
+        yield finding
     for copies in check_copies(answers):
         yield copies
     led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
@@ -194,21 +194,21 @@ async def _inference_server(config: RunConfig, role: str, url: str, *, named: bo
     return ok(name, f"answers at {url}" + (f", with the key that {path} holds" if here else ""))
 
 
-async def _room(
+async def _storage_findings(
     bus: NatsBus, config: RunConfig, account: dict[str, Any], there: Mapping[str, dict[str, Any]]
 ) -> AsyncIterator[DoctorFinding]:
     """Yield findings on what the account and the server may store, and who has reserved how much of it."""
     problems = list(check_account(account, config.run, config.streams, there))
-    for limited in problems:
-        yield limited
+    for finding in problems:
+        yield finding
     if "error" not in account:
         with suppress(InfrastructureError):  # reported elsewhere: there is no leader to answer
             for shared in check_sharing(await bus.reserved_bytes()):
                 yield shared
     if config.nats is not None:
         storage = await read_monitor(*_server(bus))
-        for limited in check_storage(storage, config.streams, there):
-            yield limited
+        for finding in check_storage(storage, config.streams, there):
+            yield finding
         if storage is None and not any(one.level == "FAIL" for one in problems):
             room = await try_room(bus, config.streams, config.run, there)
             if room is not None:

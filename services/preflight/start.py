@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from lachesis.pipeline.common.doctor_finding import DoctorFinding, fail
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.first_model import changed_model
+from lachesis.services.preflight.first_model import find_changed_model
 from lachesis.services.preflight.load_findings import LoadFinding, doctor_finding
 from lachesis.services.preflight.loading import check_loads
 from lachesis.services.preflight.machine import (
@@ -53,7 +53,7 @@ async def check_start(
             "empty, so nothing would be generated",
             "add [environments.NAME] with its kind, or name the file that has them with --config",
         )
-    for changed in changed_model(config):
+    for changed in find_changed_model(config):
         yield changed
     found = named_problems(config)
     for problem in found:

@@ -223,23 +223,23 @@ def _open_hosted(role: ProcessRole, spec: ServiceSpec, config: RunConfig) -> Ite
 
 async def _run(role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig) -> int:
     limit_s = max(map(config.drain_s, role.services)) + _MARGIN_S
-    async with _told_to_drain(supervised=role.supervised) as reported:
+    async with _told_to_drain(supervised=role.supervised) as drain_event:
         with limited_drain(limit_s, EXIT_DRAIN_TIMEOUT, supervised=role.supervised):
-            code = await _connect_and_serve(role, hosted, config, reported)
+            code = await _connect_and_serve(role, hosted, config, drain_event)
     return 0 if code == EXIT_DRAINED and not role.supervised else code
 
 
 async def _connect_and_serve(
-    role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig, reported: anyio.Event
+    role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig, drain_event: anyio.Event
 ) -> int:
     async with AsyncExitStack() as connected:
-        buses = await _connect(connected, role, hosted, config, reported)
+        buses = await _connect(connected, role, hosted, config, drain_event)
         if len(buses) < len(hosted):
             return EXIT_DRAINED
         for bus, one in zip(buses, hosted, strict=True):
-            if not await _is_alone(bus, one.name, config, reported, supervised=role.supervised):
+            if not await _is_alone(bus, one.name, config, drain_event, supervised=role.supervised):
                 return EXIT_DRAINED
-        return await _serve(buses, role, hosted, config, reported)
+        return await _serve(buses, role, hosted, config, drain_event)
 
 
 async def _follow_leader(config: RunConfig, place: RankPlace) -> int:
@@ -262,7 +262,7 @@ async def _serve(
     role: ProcessRole,
     hosted: Sequence[_Hosted],
     config: RunConfig,
-    reported: anyio.Event,
+    drain_event: anyio.Event,
 ) -> int:
     """Run all services; the first that fails ends the others, whose work is done again."""
     place = WriterPlace.current(config.path, supervised=role.supervised)
@@ -278,7 +278,7 @@ async def _serve(
         with INTERPRETER_HOLDS.watched():
             async with anyio.create_task_group() as serving:
                 for bus, one in zip(buses, hosted, strict=True):
-                    serve = partial(_serve_one, bus, one, config, place=place, reported=reported, codes=codes)
+                    serve = partial(_serve_one, bus, one, config, place=place, drain_event=drain_event, codes=codes)
                     serving.start_soon(partial(serve, watches_process=one is hosted[0]))
     return EXIT_DRAIN_TIMEOUT if EXIT_DRAIN_TIMEOUT in codes else max(codes)
 
@@ -289,7 +289,7 @@ async def _serve_one(
     config: RunConfig,
     *,
     place: WriterPlace,
-    reported: anyio.Event,
+    drain_event: anyio.Event,
     codes: list[int],
     watches_process: bool,
 ) -> None:
@@ -317,7 +317,7 @@ async def _serve_one(
                 tasks.start_soon(report_limits, service)
             tasks.start_soon(join_micro, bus, service, one.spec.about, place)
             late = anyio.Event()
-            tasks.start_soon(_drain_when, reported, service)
+            tasks.start_soon(_drain_when, drain_event, service)
             tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
             log.info("started, pid %s, replica %s", os.getpid(), one.replica)
             async with speaking_while_held(service):
@@ -333,7 +333,11 @@ async def _serve_one(
 
 
 async def _connect(
-    connected: AsyncExitStack, role: ProcessRole, hosted: Sequence[_Hosted], config: RunConfig, reported: anyio.Event
+    connected: AsyncExitStack,
+    role: ProcessRole,
+    hosted: Sequence[_Hosted],
+    config: RunConfig,
+    drain_event: anyio.Event,
 ) -> list[NatsBus]:
     """Return the bus of each service, fewer if the process was requested to drain while there was no server yet.
 
@@ -343,7 +347,7 @@ async def _connect(
     own_keys = config.nats is not None and config.nats.nkey_folder is not None
     buses: list[NatsBus] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
+        tasks.start_soon(_cancel_when, drain_event, tasks.cancel_scope)
         for one in hosted:
             if own_keys or not buses:
                 name = one.name if own_keys else role.name
@@ -354,7 +358,7 @@ async def _connect(
     return buses
 
 
-async def _is_alone(bus: NatsBus, name: str, config: RunConfig, reported: anyio.Event, *, supervised: bool) -> bool:
+async def _is_alone(bus: NatsBus, name: str, config: RunConfig, drain_event: anyio.Event, *, supervised: bool) -> bool:
     """Return True once no other process writes what this one does, False if it was requested to drain while it waited.
 
     A supervisor has made sure of it before it starts any. Raises StartupError.
@@ -362,7 +366,7 @@ async def _is_alone(bus: NatsBus, name: str, config: RunConfig, reported: anyio.
     alone = supervised
     if not alone:
         async with background() as tasks:
-            tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
+            tasks.start_soon(_cancel_when, drain_event, tasks.cancel_scope)
             await refuse_writers_beside(bus, config, [name])
             alone = True
     return alone
@@ -371,25 +375,25 @@ async def _is_alone(bus: NatsBus, name: str, config: RunConfig, reported: anyio.
 @asynccontextmanager
 async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
     """Yield what is set once the process is requested to drain, by a signal or by its supervisor's end."""
-    reported = anyio.Event()
+    drain_event = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_tell_on_signal, reported)
+        await tasks.start(_tell_on_signal, drain_event)
         if supervised:
-            tasks.start_soon(_tell_without_supervisor, reported)
-        yield reported
+            tasks.start_soon(_tell_without_supervisor, drain_event)
+        yield drain_event
         tasks.cancel_scope.cancel()
 
 
-async def _tell_on_signal(reported: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+async def _tell_on_signal(drain_event: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     separate_forked_children()
     with anyio.open_signal_receiver(*stop_signals()) as signals:
         task_status.started()
         async for number in signals:
             log.info("draining on %s", number.name)
-            reported.set()
+            drain_event.set()
 
 
-async def _tell_without_supervisor(reported: anyio.Event) -> None:
+async def _tell_without_supervisor(drain_event: anyio.Event) -> None:
     """Notify once standard input, which the supervisor holds open, has ended."""
     try:
         await anyio.wait_readable(sys.stdin)
@@ -398,16 +402,16 @@ async def _tell_without_supervisor(reported: anyio.Event) -> None:
     except (ConnectionResetError, PermissionError):
         pass  # it died with something unread; or this is a file, which no process holds open
     log.warning("draining: the supervisor is gone")
-    reported.set()
+    drain_event.set()
 
 
-async def _cancel_when(reported: anyio.Event, scope: anyio.CancelScope) -> None:
-    await reported.wait()
+async def _cancel_when(drain_event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await drain_event.wait()
     scope.cancel()
 
 
-async def _drain_when(reported: anyio.Event, service: Service) -> None:
-    await reported.wait()
+async def _drain_when(drain_event: anyio.Event, service: Service) -> None:
+    await drain_event.wait()
     service.drain()
 
 

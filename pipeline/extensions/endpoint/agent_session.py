@@ -83,7 +83,7 @@ class AgentSession:
         self._context = copy_context()
         """Its group's, which says how calls are traced; requests come in that of the HTTP server."""
         self._tasks: anyio.abc.TaskGroup | None = None
-        self.cut_off: LachesisError = InfrastructureError("the endpoint is stopping: try again")
+        self.closing_error: LachesisError = InfrastructureError("the endpoint is stopping: try again")
         """What a call under way is answered that ends with the session."""
         self._renderer = renderer
         self._max_calls = max_calls
@@ -114,7 +114,7 @@ class AgentSession:
             self._tasks = tasks
             try:
                 yield
-                self.cut_off = self.session.failure or SessionEndedError("this session has ended")
+                self.closing_error = self.session.failure or SessionEndedError("this session has ended")
             finally:
                 self._tasks = None
 

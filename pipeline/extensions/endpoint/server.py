@@ -334,7 +334,7 @@ class EndpointServer:
         live.recorded.agent_ended.set()
         return {"ended": True}
 
-    def _reached_at(self, request: Request) -> str:
+    def _base_url_of(self, request: Request) -> str:
         """Return the address by which an agent has found an endpoint: it may be that of several, or of a proxy."""
         host = request.headers.get("host")
         return f"{request.url.scheme}://{host}" if host else self.url
@@ -355,7 +355,7 @@ class EndpointServer:
                 raise InfrastructureError("this sample is another process's by now; try again")
             live.number = max(_now_ms(), live.number + 1)
             key = f"{live.key}.{live.number}"
-            url = f"{self._reached_at(request)}/s/{key}"
+            url = f"{self._base_url_of(request)}/s/{key}"
             return {
                 "url": url,
                 "key": key,
@@ -398,7 +398,7 @@ class _PendingAnswer:
     async def result(self) -> RecordedAnswer:
         await self.done.wait()
         if self.found is None:
-            raise self.error or self._recorded.cut_off
+            raise self.error or self._recorded.closing_error
         return self.found
 
 

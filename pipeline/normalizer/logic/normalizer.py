@@ -526,7 +526,7 @@ class EnvNormalizer:
                 if self.config.ranks(key):
                     ranks.setdefault(key, RankCounts()).add_group(column)
         del self._open[window]
-        self._windows.fold(window, max(opened.members))
+        self._windows.close(window, max(opened.members))
         self._ring[window] = keys
         if ranks:
             self._ranks[window] = ranks

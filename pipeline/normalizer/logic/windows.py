@@ -41,7 +41,7 @@ class GroupWindows:
         """Whether nothing more can come into `window`."""
         return self._count >= (window + 1) * self._width
 
-    def fold(self, window: int, last: int) -> None:
+    def close(self, window: int, last: int) -> None:
         """Say that all up to `window`, which ends at sequence `last`, is folded."""
         self.base, self.watermark = window + 1, last + 1
 

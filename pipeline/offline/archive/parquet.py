@@ -149,9 +149,9 @@ def _batch(pa: Any, schema: Any, rows: Sequence[RolloutRow]) -> Any:
 
 def _lists(pa: Any, values: Sequence[Any], kind: str) -> Any:
     """Return arrays, None among them, as a column of lists."""
-    there = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     offsets = np.concatenate([[0], np.cumsum([0 if value is None else len(value) for value in values])])
-    flat = np.concatenate(there) if there else np.zeros(0, kind)
+    flat = np.concatenate(present) if present else np.zeros(0, kind)
     absent = pa.array([value is None for value in values])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, kind), mask=absent)
 

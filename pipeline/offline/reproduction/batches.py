@@ -121,7 +121,7 @@ class _LedgerWalk:
         self._bus = bus
         self._config = config
         self._trainer = trainer
-        self._record = record
+        self._offline = record
         self._progress = progress
         self._rewards: dict[str, list[_RewardedRollout]] | None = None
         self._digests: list[str] = []
@@ -144,8 +144,8 @@ class _LedgerWalk:
             "batches": f"{self._equal} of {facts.batches} rebuilt from the streams are equal"
             f"{self._unchecked()}; digest {facts.manifest[:12]}",
         }
-        if self._record is not None:
-            texts["order"] = f"revision {self._record.revision} gives the same entries again"
+        if self._offline is not None:
+            texts["order"] = f"revision {self._offline.revision} gives the same entries again"
         if not self._walked:
             del texts["reports"]  # the ledger was not read as far as they go
         found = []
@@ -167,19 +167,22 @@ class _LedgerWalk:
 
         False: they are of a revision that cannot be read.
         """
-        if self._record is not None:
+        if self._offline is not None:
             try:
-                revision = await definition(self._bus, self._config, self._record.revision)
+                revision = await definition(self._bus, self._config, self._offline.revision)
                 if revision is None:
-                    raise ConfigError(f"revision {self._record.revision!r} is the live one of this configuration")
+                    raise ConfigError(f"revision {self._offline.revision!r} is the live one of this configuration")
                 self._results = await read_results(self._bus, revision)
                 digest = await revision_digest(self._bus, revision)
             except (LedgerError, NotFoundError) as error:
-                self.fail("order", f"revision {self._record.revision} is not what it was: {error}")
+                self.fail("order", f"revision {self._offline.revision} is not what it was: {error}")
                 self._rewards = None
                 return False
-            if digest != self._record.digest:
-                self.fail("order", f"revision {self._record.revision} is {digest}, and was {self._record.digest}")
+            if digest != self._offline.digest:
+                self.fail(
+                    "order",
+                    f"revision {self._offline.revision} is {digest}, and was {self._offline.digest}",
+                )
             self._rewards = {
                 one.group: [_RewardedRollout(1, one.reward)]
                 for one in reversed(self._results)
@@ -237,7 +240,7 @@ class _LedgerWalk:
         facts = self.facts
         facts.entries, facts.chain = entry.index + 1, entry.digest()
         self._digests.append(facts.chain)
-        if self._record is not None:
+        if self._offline is not None:
             self._contents.append(entry_content_digest(entry))
             refs = entry.batch.groups if entry.batch else []
             self._teachers |= {ref.seq: ref.teacher for ref in refs if ref.teacher is not None}
@@ -250,7 +253,7 @@ class _LedgerWalk:
         if self._rewards is None:
             return
         try:
-            ingredients = await self._ingredients(batch)
+            ingredients = await self._read_ingredients(batch)
         except DataError as error:
             if await self._may_be_gone(batch, error):
                 self._trimmed += 1
@@ -269,17 +272,17 @@ class _LedgerWalk:
             self.fail("batches", text)
 
     def _std_floor(self, entry: LedgerEntry) -> float:
-        if self._record is not None:
-            return self._record.std_floor
+        if self._offline is not None:
+            return self._offline.std_floor
         return entry.promoted.std_floor if entry.promoted else self._config.advantage.std_floor
 
-    async def _ingredients(self, batch: Batch) -> list[BatchIngredient] | None:
+    async def _read_ingredients(self, batch: Batch) -> list[BatchIngredient] | None:
         found = []
         for ref, group, _ in await fetch_batch(self._bus, batch):
             stored = self._rewards.pop(ref.group, []) if self._rewards is not None else []
             reward = next((one.reward for one in stored if one.first <= ref.seq), None)
             if reward is None:
-                if self._record is None and await self._rewards_trimmed():
+                if self._offline is None and await self._rewards_trimmed():
                     self._trimmed += 1
                 else:
                     self.fail("batches", f"batch {batch.number}, group {ref.group}: it has no reward in the streams")

@@ -69,7 +69,7 @@ _WRONG_AFTER = re.compile(
     r"|^\s*\?{1,3}\s*(?:no\b|not\b|nope)|^\s*[,;]\s*no\s*(?:$|[.!,])",
     re.IGNORECASE,
 )
-_DENIED = re.compile(
+_DENIED_BEFORE = re.compile(
     r"\b(?:don['’]?t|do not|doesn['’]?t|does not|didn['’]?t|did not|never|can['’]?t|cannot|won['’]?t|wouldn['’]?t"
     r"|hardly)\s+"
     r"(?:\w+\s+)?(?:think|believe|say|claim|know|mean|see|find|expect|guess|suppose|have|get|reach|equal|make|give|be)\b"
@@ -113,7 +113,7 @@ def hedge_around(head: str, tail: str) -> Hedge | None:
     head = _REACHES.sub(" is", head)
     if _BOUND_BEFORE.search(head) or _BOUND_AFTER.search(tail):
         return "bound"
-    if _WRONG_BEFORE.search(head) or _WRONG_AFTER.search(tail) or _DENIED.search(head):
+    if _WRONG_BEFORE.search(head) or _WRONG_AFTER.search(tail) or _DENIED_BEFORE.search(head):
         return "wrong"
     return None
 

@@ -68,8 +68,8 @@ _SAYS_TOO = re.compile(
     r"\s*[$€£]?"
 )
 """Ann has 12, Bob has 18"""
-_TITLE = re.compile(r"(?:^|[\s,;])(?!On|In|At|By|After|Of|For)[A-Z][a-z]+\s+[$€£]?$")
-_TITLE_TOO = re.compile(r"\s*[,;]\s*(?:and\s+)?[A-Z][a-z]+\s+[$€£]?")
+_CAPITALISED_LABEL = re.compile(r"(?:^|[\s,;])(?!On|In|At|By|After|Of|For)[A-Z][a-z]+\s+[$€£]?$")
+_NEXT_CAPITALISED_LABEL = re.compile(r"\s*[,;]\s*(?:and\s+)?[A-Z][a-z]+\s+[$€£]?")
 """Monday 3, Tuesday 5"""
 _CONCLUSION = re.compile(r"\b(?:so|thus|hence|then|therefore|total|sum|together)\b", re.IGNORECASE)
 _MAX_BETWEEN = 120
@@ -109,7 +109,7 @@ def _are_alike(head: str, between: str) -> bool:
     """Return whether the same is said of two things: "Ann has 12, Bob has 18"."""
     first, second = _SAYS.search(head), _SAYS_TOO.fullmatch(between)
     if first is None or second is None or first[1] != second[1]:
-        return bool(_TITLE.search(head) and _TITLE_TOO.fullmatch(between))
+        return bool(_CAPITALISED_LABEL.search(head) and _NEXT_CAPITALISED_LABEL.fullmatch(between))
     return not _AFTER_PREPOSITION.search(head[: first.start()] + " ") and not _CONCLUSION.search(between)
 
 

@@ -19,7 +19,7 @@ _JOINT = re.compile(
     re.IGNORECASE,
 )
 """What stands between two boxes of one answer."""
-_DENIED = re.compile(
+_DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|rather than|instead of|(?:less|more|greater|fewer|other) than)|n['\u2019]t)"
     r"(?: be| equal(?: to)?)?"
     r"[\s$*\\()\[\]]*\Z",
@@ -45,7 +45,7 @@ def boxed(text: str) -> str | None:
     if not boxes:
         return None
     last = boxes.pop()
-    if _DENIED.search(text, max(0, last.start() - _MAX_JOINT_CHARS), last.start()):
+    if _DENIED_BEFORE.search(text, max(0, last.start() - _MAX_JOINT_CHARS), last.start()):
         return None
     if text[last.end() : last.end() + 1] != "{":
         bare = _BARE.match(text, last.end()) if last.group()[-1].isspace() else None

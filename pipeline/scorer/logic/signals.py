@@ -109,17 +109,17 @@ def _distinct_and_shared(ids: NDArray[np.int32], samples: list[slice]) -> tuple[
     np.not_equal(rows[:, 1:], rows[:, :-1], out=first[:, 1:])
     distinct = np.count_nonzero(first, axis=1).tolist()
     share = math.fsum(found / length for found, length in zip(distinct, lengths, strict=True)) / len(tails)
-    return share, _shared(rows[first], len(tails))
+    return share, _overlap(rows[first], len(tails))
 
 
-def _shared(grams: NDArray[np.int64], samples: int) -> float | None:
+def _overlap(grams: NDArray[np.int64], samples: int) -> float | None:
     """Return the chance that one of `grams`, the distinct ones of each sample, is in another sample drawn at random."""
     if samples < 2:
         return None
     grams.sort()
     edges = np.flatnonzero(np.diff(grams, prepend=grams[0] - 1, append=grams[-1] + 1))
-    holders = np.diff(edges)
-    return int((holders * (holders - 1)).sum()) / ((samples - 1) * len(grams))
+    samples_with_gram = np.diff(edges)
+    return int((samples_with_gram * (samples_with_gram - 1)).sum()) / ((samples - 1) * len(grams))
 
 
 def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:

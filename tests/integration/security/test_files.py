@@ -62,7 +62,7 @@ from lachesis.services.observe.progress import (
     step_times,
     training_rewards,
 )
-from lachesis.services.preflight.first_model import changed_model, note_model
+from lachesis.services.preflight.first_model import find_changed_model, note_model
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.known_runs import known_runs, register_run
 from lachesis.services.run.run_file import is_written_here
@@ -252,7 +252,7 @@ READERS: dict[str, Callable[[World], object]] = {
     "run/pids.json": lambda world: has_survivors(world.run),
     "run/nats/endpoint.json": lambda world: read_endpoint(world.run / "nats"),
     f"run/{METRICS_FILE}": figures,
-    "run/first_model.json": lambda world: list(changed_model(RunConfig(model="org/m", folder=str(world.run)))),
+    "run/first_model.json": lambda world: list(find_changed_model(RunConfig(model="org/m", folder=str(world.run)))),
     "run/held_out.sums.msgpack": lambda world: kept_record(world.run, "sums"),
     "run/acknowledged/scorer.0": acknowledged,
     "state/lachesis/runs/one.json": registered,

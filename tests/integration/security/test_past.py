@@ -57,7 +57,7 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
             asked = OfflineRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
             async with open_offline_ledger(operator, config, asked, progress=lambda *_: None) as (record, _):
                 own = offline_config(config, record, 2)
-                offline = OfflineRun(OfflineStart(), trained=lambda _: None, durable=lambda _: None)
+                offline = OfflineRun(OfflineStart(), on_trained=lambda _: None, on_durable=lambda _: None)
                 await run_trainer(Service(operator, "trainer", "one"), own, offline)
             torch.use_deterministic_algorithms(mode=False)
             for subject in (subjects.ledger("one", "main"), subjects.state("one", "trainer", "live", "main")):

@@ -8,8 +8,8 @@ import pytest
 from fuzz.examples import GROUP
 from unit.calls.test_recorded import call, fold, start
 
-from lachesis.pipeline.calls.left_group_request import Promise
-from lachesis.pipeline.calls.open_groups import PROMISE_S, OpenGroups
+from lachesis.pipeline.calls.left_group_request import Reservation
+from lachesis.pipeline.calls.open_groups import RESERVATION_S, OpenGroups
 from lachesis.pipeline.calls.recorder import CallRecorder
 from lachesis.pipeline.environment.config import EnvironmentConfig
 from lachesis.pipeline.environment.epoch import Claimer
@@ -50,13 +50,13 @@ async def test_a_process_that_has_lost_its_group_hands_out_no_answer_and_does_no
 async def test_a_process_that_begins_too_late_with_what_it_was_promised_gives_it_up(lab, monkeypatch) -> None:
     """It is stopped before its start is stored: another one was given the group meanwhile."""
     monkeypatch.setattr("lachesis.pipeline.calls.left_group_request.boottime_s", lambda: 100.0)
-    promise = Promise.from_now()
+    reservation = Reservation.from_now()
     async with lab.running(lambda service: service.draining.wait(), "environment") as service:
         known = fold(start(), call(0, None))
         held = AsyncMock(return_value=True)
-        await CallRecorder(service, start(life=2), known, is_held=held, promise=promise).begin()
-        monkeypatch.setattr("lachesis.pipeline.calls.left_group_request.boottime_s", lambda: 100.0 + PROMISE_S)
-        late = CallRecorder(service, start(life=2), known, is_held=held, promise=promise)
+        await CallRecorder(service, start(life=2), known, is_held=held, reservation=reservation).begin()
+        monkeypatch.setattr("lachesis.pipeline.calls.left_group_request.boottime_s", lambda: 100.0 + RESERVATION_S)
+        late = CallRecorder(service, start(life=2), known, is_held=held, reservation=reservation)
         with pytest.raises(GroupTakenError):
             await late.begin()
         with pytest.raises(GroupTakenError):

@@ -24,7 +24,7 @@ from lachesis.pipeline.offline.replay.logic.fold import RewardFold
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.services.preflight.loading import _loads
+from lachesis.services.preflight.loading import _load_checks
 from lachesis.services.stage_settings import reward_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "above_median.py"
@@ -110,7 +110,7 @@ def test_what_is_no_estimator_is_refused_before_anything_runs(code: Path, name: 
         load_estimator(config)
     run = RunConfig(environments={"sums": EnvironmentConfig(kind="x", advantage=config)})
     with pytest.raises(ConfigError, match=says):
-        dict(_loads(run, set()))["environments.sums.advantage"]()
+        dict(_load_checks(run, set()))["environments.sums.advantage"]()
 
 
 def test_a_place_that_does_not_exist_and_params_of_a_built_in_one_are_refused(tmp_path: Path) -> None:

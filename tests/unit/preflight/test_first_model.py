@@ -7,7 +7,7 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.preflight import first_model
-from lachesis.services.preflight.first_model import changed_model, note_model
+from lachesis.services.preflight.first_model import find_changed_model, note_model
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def test_the_same_model_under_another_path_is_the_same(config: RunConfig, tmp_path: Path) -> None:
-    assert not list(changed_model(config)), "nothing is noted before the first start"
+    assert not list(find_changed_model(config)), "nothing is noted before the first start"
     note_model(config)
-    assert not list(changed_model(config))
+    assert not list(find_changed_model(config))
     (tmp_path / "model").rename(tmp_path / "moved")
-    assert not list(changed_model(msgspec.structs.replace(config, model=str(tmp_path / "moved"))))
+    assert not list(find_changed_model(msgspec.structs.replace(config, model=str(tmp_path / "moved"))))
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -35,7 +35,7 @@ def test_other_weights_of_equal_length_are_named(config: RunConfig, tmp_path: Pa
     data[place] = 1
     (tmp_path / "model" / "model.safetensors").write_bytes(data)
     note_model(config)
-    (finding,) = changed_model(config)
+    (finding,) = find_changed_model(config)
     assert finding.level == "WARN"
     assert "is not the model that run r began with" in finding.text
     assert "model.safetensors differ" in finding.text
@@ -45,8 +45,8 @@ def test_other_weights_of_equal_length_are_named(config: RunConfig, tmp_path: Pa
 def test_another_name_of_the_hub_is_told(config: RunConfig) -> None:
     hub = msgspec.structs.replace(config, model="org/one")
     note_model(hub)
-    assert not list(changed_model(hub))
-    assert list(changed_model(msgspec.structs.replace(config, model="org/two")))
+    assert not list(find_changed_model(hub))
+    assert list(find_changed_model(msgspec.structs.replace(config, model="org/two")))
 
 
 def test_a_model_that_cannot_be_read_is_left_to_what_loads_it(
@@ -58,4 +58,4 @@ def test_a_model_that_cannot_be_read_is_left_to_what_loads_it(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(first_model, "_digest", refuse)
-    assert not list(changed_model(config))
+    assert not list(find_changed_model(config))

@@ -7,7 +7,7 @@ import pytest
 
 from lachesis.pipeline.common.disk import SHORTAGES, DiskRoom
 from lachesis.schemas.notices import Notice
-from lachesis.services.observe.notices import silent_supervisor
+from lachesis.services.observe.notices import supervisor_notices
 from lachesis.services.run.notices_file import NoticesWriter, read_notices
 from lachesis.services.run.supervisor_state import SupervisorStateWriter
 
@@ -47,6 +47,6 @@ def test_a_supervisor_that_writes_nothing_is_silent_or_has_a_full_disk(
     monkeypatch.setattr("lachesis.services.observe.notices.disk_room", lambda _: room)
     writer = SupervisorStateWriter(tmp_path)
     writer.report("running", 1, 1)
-    (notice,) = silent_supervisor(tmp_path)
+    (notice,) = supervisor_notices(tmp_path)
     assert what in notice.what
     assert notice.stops

@@ -27,7 +27,7 @@ def structured_outputs(request: ModelRequest, opened: str) -> StructuredOutputs 
     if request.answer_schema is None and not request.forced_tools:
         return None
     calls = [
-        _call(tool["function"])
+        _call_format(tool["function"])
         for tool in request.tools
         if not request.forced_tools or tool["function"]["name"] in request.forced_tools
     ]
@@ -41,7 +41,7 @@ def structured_outputs(request: ModelRequest, opened: str) -> StructuredOutputs 
     return StructuredOutputs(structural_tag=msgspec.json.encode({"type": "structural_tag", "format": found}).decode())
 
 
-def _call(function: dict[str, Any]) -> dict[str, Any]:
+def _call_format(function: dict[str, Any]) -> dict[str, Any]:
     """Return the form of a call of one function."""
     name = msgspec.json.encode(function["name"]).decode()
     schema = function.get("parameters") or {"type": "object"}

@@ -18,7 +18,7 @@ __all__ = ["Draw", "RowSettings", "allowed_tokens", "draw", "read_draw", "row_se
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
-_GREEDY_AND_BROAD = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
+_GREEDY_ROW = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
 """Settings of a row that belongs to no request."""
 
 
@@ -33,8 +33,8 @@ class RowSettings(NamedTuple):
 
     def padded(self, rows: int) -> RowSettings:
         """Return settings of `rows` rows; the added ones are greedy."""
-        further = _GREEDY_AND_BROAD.expand(rows - len(self.values), -1)
-        return RowSettings(torch.cat([self.values, further]), self.has_nucleus)
+        padding = _GREEDY_ROW.expand(rows - len(self.values), -1)
+        return RowSettings(torch.cat([self.values, padding]), self.has_nucleus)
 
 
 class Draw(NamedTuple):

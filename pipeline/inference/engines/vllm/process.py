@@ -171,7 +171,7 @@ async def start_vllm(
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(folder, role, tokenizer_hash)
             | _visible_gpus(settings.gpus)
-            | cpu_cache(settings.args, os.environ)
+            | cpu_cache_variables(settings.args, os.environ)
             | {OWNER: str(os.getpid()), "PYTHONSAFEPATH": "1"}  # as -P, which an older Python would not take
             | secrets,
             start_new_session=True,
@@ -231,7 +231,7 @@ def _visible_gpus(gpus: list[int]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
 
-def cpu_cache(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def cpu_cache_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return how much memory vLLM's cache may take on a CPU, where nothing says that.
 
     Builds for GPUs do not read it. Its own default is nearly all of the machine's memory, and it refuses to start where

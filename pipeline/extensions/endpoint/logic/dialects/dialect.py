@@ -101,10 +101,10 @@ def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     return None if value is None else convert_plain(name, kind, value)
 
 
-_PART = FieldRules(frozenset({"type", "text"}), frozenset({"cache_control"}), {"citations": ([],)})
+_TEXT_PART_RULES = FieldRules(frozenset({"type", "text"}), frozenset({"cache_control"}), {"citations": ([],)})
 _REFUSAL = FieldRules(frozenset({"type", "refusal", "text"}))
 _OUTPUT = FieldRules(frozenset({"type", "text"}), frozenset({"logprobs"}), {"annotations": ([],)})
-_PARTS = {"refusal": _REFUSAL, "output_text": _OUTPUT}
+_PART_RULES = {"refusal": _REFUSAL, "output_text": _OUTPUT}
 _FORMAT = FieldRules(frozenset({"type", "schema", "json_schema"}), frozenset({"name", "description", "strict"}))
 
 
@@ -120,7 +120,7 @@ def typed_texts(value: Any, where: str, kinds: Sequence[str]) -> str:
         text = None if kind not in kinds else part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             raise DataError(f"{where} has a part of type {kind!r:.{_MAX_QUOTED}}; the model reads text alone")
-        _PARTS.get(str(kind), _PART).check(part, f"{where}: ")
+        _PART_RULES.get(str(kind), _TEXT_PART_RULES).check(part, f"{where}: ")
         texts.append(text)
     return "".join(texts)
 

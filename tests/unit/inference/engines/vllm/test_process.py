@@ -211,9 +211,9 @@ def test_on_a_cpu_the_cache_takes_a_quarter_of_the_free_memory_unless_something_
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], environ: dict[str, str], gib: str | None
 ) -> None:
     monkeypatch.setattr(vllm, "free_on_machine", lambda: 20 << 30)
-    assert vllm.cpu_cache(arguments, environ) == ({} if gib is None else {"VLLM_CPU_KVCACHE_SPACE": gib})
+    assert vllm.cpu_cache_variables(arguments, environ) == ({} if gib is None else {"VLLM_CPU_KVCACHE_SPACE": gib})
 
 
 def test_on_a_machine_that_is_full_the_cache_takes_a_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "free_on_machine", lambda: 1 << 28)
-    assert vllm.cpu_cache([], {}) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    assert vllm.cpu_cache_variables([], {}) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
