@@ -7,7 +7,8 @@ with a column per quantity. Every item carries the stage stamps gathered on its 
 """
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.promotion import PROMOTED_SINCE
+from lachesis.schemas.repeats import REPEATS_SINCE, RepeatedRows, are_repeated, leave_out, put_back, rows_in_all
 from lachesis.schemas.sequences import check_turn_parents
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.schemas.values import Count, Finite, Seq
@@ -448,6 +450,8 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     no more do without it. What it has are logprobs of spans, runs of tokens that end where a token of its own ends:
     `span_starts` int32 [T], for each token the position in its sequence at which its span begins (-1: it has none),
     and `span_logprobs` float32 [T], a span's logprob at its first token and 0 elsewhere.
+
+    `repeats`: on the wire alone: rows that are left out of all columns, since sequences begin alike.
     """
 
     run: str
@@ -465,10 +469,45 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     topk_tail: bytes | None = None
     span_starts: bytes | None = None
     span_logprobs: bytes | None = None
+    repeats: list[RepeatedRows] = []
+
+    @property
+    def needs(self) -> int:
+        return REPEATS_SINCE if self.repeats else 1
 
     @property
     def n_tokens(self) -> int:
         return len(self.logprobs) // 4
+
+    def without_repeats(self, repeats: Sequence[RepeatedRows]) -> Self:
+        """Return the form that travels, without those of `repeats` that have the same values in all columns."""
+        columns = self._columns()
+        same = [are_repeated(data, repeats, width) for data, width in columns.values()]
+        left_out = [one for one, *everywhere in zip(repeats, *same, strict=True) if all(everywhere)]
+        found = {name: leave_out(data, left_out, width) for name, (data, width) in columns.items()}
+        return self.replace(**found, repeats=left_out)
+
+    def from_wire(self, data: bytes | memoryview) -> Self:
+        if not self.repeats:
+            return self
+        stored = self.n_tokens
+        rows_in_all(stored, self.repeats)
+        columns = self._columns()
+        whole = {name: put_back(data, self.repeats, stored, width) for name, (data, width) in columns.items()}
+        return self.replace(**whole, repeats=[], v=1)  # raised for the form that travelled
+
+    def _columns(self) -> dict[str, tuple[bytes, int]]:
+        """Return the columns that are there, each with the bytes of a row."""
+        widths = {
+            "logprobs": 4,
+            "topk_ids": 4 * self.k,
+            "topk_logprobs": 2 * self.k,
+            "topk_mass": 2,
+            "topk_tail": 2,
+            "span_starts": 4,
+            "span_logprobs": 4,
+        }
+        return {name: (data, width) for name, width in widths.items() if (data := getattr(self, name)) is not None}
 
     def values(self) -> NDArray[np.float32]:
         """Return the logprobs float32 [T]."""

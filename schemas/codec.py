@@ -20,11 +20,12 @@ from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = ["MAX_ERROR_CHARS", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
 
 2: what a promoted revision judges says so; groups may have no logprobs; offline trainers may have a teacher.
 3: an environment may exclude samples of a group from training.
+4: sequences of a group, and a teacher's logprobs of them, may travel without what they begin with alike.
 """
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 """What a msgspec decoder raises on hostile bytes."""

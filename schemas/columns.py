@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Column", "DType", "as_bytes", "view"]
+__all__ = ["Column", "DType", "as_bytes", "row_bytes", "view"]
 
 DType = Literal["uint8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
@@ -27,6 +27,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 def as_bytes(values: Sequence[Any] | NDArray[Any], dtype: DType) -> bytes:
     """Return `values` as little-endian bytes of `dtype`."""
     return np.ascontiguousarray(values, dtype=_DTYPES[dtype]).tobytes()
+
+
+def row_bytes(column: Column) -> int:
+    """Return how many bytes a row of a column has."""
+    return int(_DTYPES[column.dtype].itemsize) * column.width
 
 
 def view(data: bytes, dtype: DType, rows: int, what: str, width: int = 1) -> NDArray[Any]:

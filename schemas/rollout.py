@@ -2,9 +2,10 @@
 
 A group holds the samples drawn for one item: their tokens as columns (`sequences`), their texts as conversations.
 
-A group travels packed: `to_wire` narrows the token ids (`token_bits`) and compresses the texts (`packed_messages`), and
-`from_wire` undoes both, so that neither field is ever set in a group that was read. A group published without either,
-which is simpler, is read as well. A trainer, which seldom needs texts, reads a `PackedGroup`.
+A group travels packed: `to_wire` leaves out what its sequences begin with alike (`repeats`), narrows the token ids
+(`token_bits`) and compresses the texts (`packed_messages`), and `from_wire` undoes all three, so that none of these
+fields is ever set in a group that was read. A group published without them, which is simpler, is read as well. A
+trainer, which seldom needs texts, reads a `PackedGroup`.
 """
 
 import math
@@ -18,6 +19,7 @@ from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE, Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.packing import deflate, inflate
+from lachesis.schemas.repeats import REPEATS_SINCE
 from lachesis.schemas.sequences import (
     EXCLUDED_SINCE,
     UNTRAINABLE_SINCE,
@@ -136,6 +138,8 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
 
     @property
     def needs(self) -> int:
+        if self.sequences.repeats:
+            return REPEATS_SINCE
         if self.sequences.excluded_samples:
             return EXCLUDED_SINCE
         return 1 if self.sequences.logprobs is not None else UNTRAINABLE_SINCE
@@ -151,7 +155,14 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
         return self.replace(messages=[], packed_messages=deflate(text))
 
     def from_wire(self, data: bytes | memoryview) -> Self:
-        return self.replace(sequences=self.sequences.widened()).with_texts()
+        return self.with_whole_columns().with_texts()
+
+    def with_whole_columns(self) -> Self:
+        """Return the group with its columns as its users know them. Raises `SchemaError` where they cannot be."""
+        whole = self.sequences.widened()
+        if not self.sequences.repeats:
+            return self.replace(sequences=whole)
+        return self.replace(sequences=whole, v=1)  # raised for the form that travelled; `needs` raises it again
 
     def with_texts(self) -> Self:
         """Return the group with its texts unpacked. Raises `SchemaError` where they cannot be."""
@@ -214,7 +225,7 @@ class PackedGroup(RolloutGroup, frozen=True, kw_only=True, dict=True):
     """A group whose texts stay as they travel, which halves the time to read it. `with_texts` unpacks them."""
 
     def from_wire(self, data: bytes | memoryview) -> Self:
-        return self.replace(sequences=self.sequences.widened())
+        return self.with_whole_columns()
 
 
 def _most_text(sequences: Sequences) -> int:

@@ -15,9 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.schemas.columns import Column, view
+from lachesis.schemas.columns import Column, row_bytes, view
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.packing import join_tokens, split_tokens, unpack_mask
+from lachesis.schemas.packing import join_tokens, pack_mask, split_tokens, unpack_mask
+from lachesis.schemas.repeats import (
+    RepeatedRows,
+    are_repeated,
+    leave_out,
+    put_back,
+    repeated_starts,
+    rows_in_all,
+)
 
 __all__ = [
     "EXCLUDED_SINCE",
@@ -95,7 +103,9 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     of the conversation (`Session.fork`). None: each turn continues the one before it.
     `token_advantages` float32 [T]: from an environment that assigns credit itself. `columns`: further per-token columns
     by name (router choices of a mixture of experts, say). `excluded_samples`: those that the environment says must not
-    be trained on, ascending. They are rated and count in the group's statistics as all others.
+    be trained on, ascending. They are rated and count in the group's statistics as all others. `repeats`: on the wire
+    alone. The tokens before a sequence's first trained one, as far as a later sequence begins with them: they are left
+    out of `tokens`, `loss_mask` and `logprobs`, and of each further column that has the same values in both.
     """
 
     offsets: bytes
@@ -113,6 +123,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     columns: dict[str, Column] = {}
     token_bits: bytes | None = None
     excluded_samples: list[int] = []
+    repeats: list[RepeatedRows] = []
 
     def __len__(self) -> int:
         return len(self.finish_reasons)
@@ -218,19 +229,97 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
             logprobs, advantages = (None if values is None else values[part] for values in floats)
             yield TokenSequence(tokens[part], self.mask[part], logprobs, advantages, reason)
 
+    def starts_alike(self, *, trained: bool) -> list[RepeatedRows]:
+        """Return the rows with which sequences begin as a later one does.
+
+        `trained`: also those from a sequence's first trained token on, which each sequence has its own logprobs of.
+        """
+        cuts = self.cuts().tolist()
+        ends = cuts[1:]
+        if not trained:
+            learned = np.append(np.flatnonzero(self.mask), self.n_tokens)
+            ends = np.minimum(ends, learned[np.searchsorted(learned, cuts[:-1])]).tolist()
+        return repeated_starts(self.tokens, cuts, [end - start for start, end in zip(cuts[:-1], ends, strict=True)])
+
     def narrowed(self) -> Self:
-        """Return the form that travels. Tokens that are none stay as they are; readers refuse them."""
-        halves = split_tokens(self.tokens) if self.token_bits is None else None
-        return self if halves is None else msgspec.structs.replace(self, tokens=halves[0], token_bits=halves[1])
+        """Return the form that travels. Columns that do not fit together stay; readers refuse them."""
+        if self.token_bits is not None or self.repeats:
+            return self
+        stored = self._without_repeats()
+        halves = split_tokens(stored.tokens)
+        if halves is None:
+            return self
+        return msgspec.structs.replace(stored, tokens=halves[0], token_bits=halves[1])
+
+    def _without_repeats(self) -> Self:
+        """Return it without repeated rows, if there are enough of them."""
+        if len(self) == 1 or not self._has_form():
+            return self
+        repeats = self.starts_alike(trained=False)
+        if not repeats:
+            return self
+        logprobs = self.logprobs
+        if logprobs is not None:
+            bits = np.frombuffer(logprobs, "<u4")
+            if any(bits[one.at : one.at + one.rows].any() for one in repeats):
+                return self
+            logprobs = leave_out(logprobs, repeats, 4)
+
+        def unless_different(data: bytes, width: int) -> bytes:
+            return leave_out(data, repeats, width) if all(are_repeated(data, repeats, width)) else data
+
+        return msgspec.structs.replace(
+            self,
+            tokens=leave_out(self.tokens, repeats, 4),
+            loss_mask=pack_mask(np.frombuffer(leave_out(self.mask.tobytes(), repeats, 1), np.bool_)),
+            logprobs=logprobs,
+            token_advantages=self.token_advantages and unless_different(self.token_advantages, 4),
+            columns={
+                name: msgspec.structs.replace(column, data=unless_different(column.data, row_bytes(column)))
+                for name, column in self.columns.items()
+            },
+            repeats=repeats,
+        )
+
+    def _has_form(self) -> bool:
+        """Return whether offsets rise from 0 to the end of the columns, and all of these have their lengths."""
+        total = self.n_tokens
+        widths = [(self.tokens, 4), (self.logprobs, 4), (self.token_advantages, 4)]
+        widths += [(column.data, row_bytes(column)) for column in self.columns.values()]
+        if any(data is not None and (width < 1 or len(data) != total * width) for data, width in widths):
+            return False
+        if len(self.loss_mask) != (total + 7) // 8 or len(self.offsets) != 4 * (len(self) + 1):
+            return False
+        cuts = self.cuts()
+        return bool(cuts[0] == 0 and cuts[-1] == total and (cuts[1:] > cuts[:-1]).all())
 
     def widened(self) -> Self:
-        """Return the columns with int32 tokens.
+        """Return the whole columns, with int32 tokens.
 
         Raises `SchemaError` when the narrowed ones do not fit together.
         """
-        if self.token_bits is None:
-            return self
-        return msgspec.structs.replace(self, tokens=join_tokens(self.tokens, self.token_bits), token_bits=None)
+        joined = self
+        if self.token_bits is not None:
+            joined = msgspec.structs.replace(self, tokens=join_tokens(self.tokens, self.token_bits), token_bits=None)
+        return joined._with_repeats() if self.repeats else joined  # noqa: SLF001 - of the same class
+
+    def _with_repeats(self) -> Self:
+        """Return it with the repeated rows put back."""
+        stored, repeats = self.n_tokens, self.repeats
+        rows_in_all(stored, repeats)
+        mask = unpack_mask(self.loss_mask, stored, "loss_mask").tobytes()
+        return msgspec.structs.replace(
+            self,
+            tokens=put_back(self.tokens, repeats, stored, 4),
+            loss_mask=pack_mask(np.frombuffer(put_back(mask, repeats, stored, 1, as_zeros=True), np.bool_)),
+            logprobs=self.logprobs and put_back(self.logprobs, repeats, stored, 4, as_zeros=True),
+            token_advantages=self.token_advantages and put_back(self.token_advantages, repeats, stored, 4),
+            columns={
+                name: msgspec.structs.replace(column, data=put_back(column.data, repeats, stored, row_bytes(column)))
+                for name, column in self.columns.items()
+            },
+            repeats=[],
+        )
 
     def check(self) -> None:
         """Raise `SchemaError` unless every column has the length and the values it must have."""

@@ -5,7 +5,7 @@ Guarantees that a refusal by the server costs that sequence alone, and that an u
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import anyio
@@ -22,6 +22,7 @@ from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, 
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.repeats import RepeatedRows
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["Teacher", "TeacherAnswer"]
@@ -33,12 +34,17 @@ _Answers = dict[tuple[int, ...], PromptTopLogprobs | str]
 
 
 class TeacherAnswer(NamedTuple):
-    """A teacher's answer about a group: the columns of `TeacherLogprobs`, the sequences without any, and why."""
+    """A teacher's answer about a group: the columns of `TeacherLogprobs`, the sequences without any, and why.
+
+    `repeats`: the rows with which sequences begin as others do; the answer about them is the same, so it is stored
+    once.
+    """
 
     columns: dict[str, Any]
     missing: list[int]
     reason: str | None
     requested_tokens: int
+    repeats: list[RepeatedRows]
 
 
 class Teacher:
@@ -72,12 +78,14 @@ class Teacher:
     async def _score_tokens(self, group: RolloutGroup) -> TeacherAnswer:
         prompts = [tuple(sequence.tokens.tolist()) for sequence in group.sequences]
         answers = await self._request_all(prompts)
+        repeats = group.sequences.starts_alike(trained=True)
         found = [one if isinstance(one := answers[prompt], PromptTopLogprobs) else None for prompt in prompts]
+        _share_starts(found, repeats, group.sequences.cuts().tolist())
         logprobs, missing = group_logprobs(group, [None if one is None else one.logprobs for one in found])
         columns: dict[str, Any] = {"logprobs": logprobs, "missing": missing}
         if self._top_k:
             columns |= group_top_k(group, [None if one is None else (one.ids, one.top) for one in found], self._top_k)
-        return TeacherAnswer(columns, missing, _last_reason(answers.values()), group.sequences.n_tokens)
+        return TeacherAnswer(columns, missing, _last_reason(answers.values()), sum(map(len, answers)), repeats)
 
     async def _score_spans(self, group: RolloutGroup, retokenizer: Retokenizer) -> TeacherAnswer:
         turns, reasons = await anyio.to_thread.run_sync(_turns_of, group, retokenizer)
@@ -88,7 +96,8 @@ class Teacher:
         everything = list(range(len(turns)))  # no sequence has a logprob for each token
         plain = {"logprobs": as_bytes(np.zeros(group.sequences.n_tokens), "float32"), "missing": everything}
         reason = _last_reason([*reasons, *answers.values()])
-        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)))
+        repeats = group.sequences.starts_alike(trained=True)
+        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)), repeats)
 
     async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
         """Return the answer to each distinct prompt; equal sequences, of which a group has many, are sent once."""
@@ -157,6 +166,19 @@ def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[
             found.append(None)
             reasons.append(f"sequence {i}: {error}")
     return found, reasons
+
+
+def _share_starts(
+    answers: list[PromptTopLogprobs | None], repeats: Sequence[RepeatedRows], cuts: Sequence[int]
+) -> None:
+    """Give sequences that begin alike one answer about these tokens, which a server computes with other roundings."""
+    sequence_at = {start: i for i, start in enumerate(cuts[:-1])}
+    for repeat in reversed(repeats):
+        i = sequence_at[repeat.at]
+        own, other = answers[i], answers[sequence_at[repeat.source]]
+        if own is not None and other is not None:
+            columns = zip(other, own, strict=True)
+            answers[i] = PromptTopLogprobs(*(np.concatenate([a[: repeat.rows], b[repeat.rows :]]) for a, b in columns))
 
 
 def _spans_of(turns: list[TurnPrompt], answers: _Answers) -> list[tuple[slice, float]]:

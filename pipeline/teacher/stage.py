@@ -158,7 +158,7 @@ class _TeacherStage:
         # by sequence, not by group: those of an earlier copy may have been trimmed with it
         msg_id = f"logprobs.{self.service.revision}.{rollout.seq}"
         headers = {ROLLOUT_HEADER: str(rollout.seq)}
-        data, bus = encode(arrays), self.service.bus
+        data, bus = encode(arrays.without_repeats(answer.repeats)), self.service.bus
         with traced(
             f"publish {message_name(subject)}", "client", publish_attributes(subject, bus.server, len(data))
         ) as found:

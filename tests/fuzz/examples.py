@@ -62,6 +62,7 @@ from lachesis.schemas.ledger import (
     VoidBatch,
 )
 from lachesis.schemas.packing import pack_mask
+from lachesis.schemas.repeats import RepeatedRows
 from lachesis.schemas.replay import (
     EnsembleInfo,
     OfflineTrainerRecord,
@@ -115,6 +116,21 @@ def group(**changes: object) -> RolloutGroup:
         "messages": [[Message(role="user", content="q"), Message(role="assistant", content="a")]] * 2,
     }
     return RolloutGroup(**fields | changes)
+
+
+def _group_of_one_prompt() -> RolloutGroup:
+    """Return a group of three samples with a prompt of 40 tokens, which travels once."""
+    mask = [*[False] * 40, *[True] * 4] * 3
+    sequences = Sequences(
+        offsets=as_bytes([0, 44, 88, 132], "int32"),
+        tokens=as_bytes([at % 44 + (at // 44 if at % 44 >= 40 else 0) for at in range(132)], "int32"),
+        loss_mask=pack_mask(mask),
+        logprobs=as_bytes([-0.5 if learn else 0.0 for learn in mask], "float32"),
+        finish_reasons=["stop"] * 3,
+        version_spans=[VersionSpan(i, 0, 0) for i in range(3)],
+        columns={"experts": Column(dtype="int16", data=bytes(264))},
+    )
+    return group(sequences=sequences, messages=[])
 
 
 def _rich_group() -> RolloutGroup:
@@ -191,6 +207,7 @@ _NAMES = {"run": "r", "env": "sums", "revision": "live"}
 EXAMPLES: list[Event] = [
     group(),
     _rich_group(),
+    _group_of_one_prompt(),
     ScoreEvent(**_NAMES, ensemble="e", raters={"length": "1"}, groups=[_SCORE]),
     RewardEvent(**_NAMES, advantage="grpo", commit=_COMMIT, groups=[_REWARD]),
     RescoreEvent(
@@ -232,6 +249,10 @@ EXAMPLES: list[Event] = [
         logprobs=as_bytes([0.0, -1.0] * 4, "float32"), missing=[1], k=2, topk_ids=as_bytes([1, -1] * 8, "int32"),
         topk_logprobs=as_bytes([-1.0, -math.inf] * 8, "float16"), topk_mass=as_bytes([0.5] * 8, "float16"),
     ),
+    TeacherLogprobs(
+        run="r", env="sums", group=GROUP, teacher="t", tokenizer_hash="tok", temperature=1.0,
+        logprobs=as_bytes([0.0, -1.0] * 4, "float32"),
+    ).without_repeats([RepeatedRows(0, 4, 2), RepeatedRows(2, 6, 1)]),
     LeaseRequest(op="acquire", producer="p", env="sums", sequences=2, bytes=4096),
     LeaseRequest(op="renew", producer="p", env="sums", sequences=2, bytes=4096, lease="1-ab.1"),
     LeaseRequest(op="release", producer="p", env="sums", lease="1-ab.1.2.4096"),

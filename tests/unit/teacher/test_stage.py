@@ -234,6 +234,37 @@ async def test_the_likeliest_tokens_are_stored_with_the_probability_of_all_other
     assert stored.values()[1:4] == pytest.approx([-0.12, -0.13, -0.14])
 
 
+async def test_what_branches_begin_with_has_one_answer_that_is_stored_once(lab, servers):
+    class Rounding(TopServer):
+        """As real ones, it computes the same tokens with other roundings in another request."""
+
+        async def prompt_top_logprobs(self, tokens, k):
+            found = await super().prompt_top_logprobs(tokens, k)
+            return found._replace(logprobs=found.logprobs * (1 + 1e-6 * self.calls))
+
+    servers["teacher"] = Rounding()
+    config = RunConfig(
+        run="r", teacher=TeacherConfig(enabled=True, top_k=3), flow=FlowConfig(teacher_bytes_per_token=26)
+    )
+    group = lab.group(1, samples=3, tokens=100)
+    tokens = np.arange(11, 311).reshape(3, 100)
+    tokens[0, :60], tokens[1, :80] = tokens[2, :60], tokens[2, :80]
+    whole = msgspec.structs.replace(group.sequences, tokens=as_bytes(tokens, "int32"))
+    await lab.store(group.replace(sequences=whole))
+    async with lab.running(partial(run_teacher, settings=teacher_settings(config)), "teacher"):
+        await lab.until(pointed(lab, 1))
+    (pointer,) = await pointers(lab)
+    data = (await lab.bus.get(subjects.TEACHER, pointer.stored)).data
+    raw = msgspec.msgpack.decode(data)
+    assert {len(raw[name]) // width for name, width in (("logprobs", 4), ("topk_ids", 12), ("topk_tail", 2))} == {160}
+    stored = decode(TeacherLogprobs, data)
+    values, (ids, _) = stored.values().reshape(3, 100), stored.alternatives()
+    assert values[:, 1:] == pytest.approx(-tokens[:, 1:] / 100, rel=1e-4)
+    assert (values[0, :60] == values[2, :60]).all()
+    assert (values[1, :80] == values[2, :80]).all()
+    assert ids.reshape(3, 100, 3)[:, 1:, 0].tolist() == tokens[:, 1:].tolist()
+
+
 async def test_each_environment_has_its_own_teacher(lab, servers):
     servers |= {"teacher": Server(), "teacher-code": Server()}
     servers["teacher-code"].fail = lambda _tokens, answer: answer * 10

@@ -219,7 +219,9 @@ class DerivedColumns(msgspec.Struct, kw_only=True):
 def content_digest(group: RolloutGroup) -> str:
     """Return what names all that the group holds, but for its run and its lease."""
     plain = _canonical(group).replace(run="", lease=None)
-    return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).hexdigest()
+    # as dictionaries: the bytes of a struct depend on how many fields it may have, in which builds differ
+    fields = msgspec.to_builtins(plain, builtin_types=(bytes,))
+    return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=16).hexdigest()
 
 
 def rows_of(group: RolloutGroup, seq: int, stored_ns: int, derived: DerivedColumns) -> list[RolloutRow]:
