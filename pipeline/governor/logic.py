@@ -102,9 +102,10 @@ class Governor:
         self._wanting = False
         self._idle_s: float | None = None
         """Since when requests have been refused for the shares alone, though nothing is under way."""
+        self._lost_groups = 0
+        """Leases that ran out where no calls are recorded."""
         self._lost_s = 0.0
-        """Seconds from grants to last renewals of leases that ran out, times their sequences, where no calls are
-        recorded: what kills have cost, at most."""
+        """Seconds from grants to last renewals of these leases, times their sequences: at most what kills have cost."""
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
         self.on_change: Callable[[], None] = lambda: None
         """Called at each change after which a refused request may be granted; see `reconsider`."""
@@ -213,6 +214,7 @@ class Governor:
             self._counts["expired"] += 1
             if not lease.calls:  # else another process goes on with it
                 renewed_s, between_s = lease.expires_s - self.config.lease_s, self.config.lease_s / RENEWALS_OF_A_LEASE
+                self._lost_groups += 1
                 self._lost_s += lease.sequences * (renewed_s + between_s - lease.since_s)
 
     # requests
@@ -422,6 +424,7 @@ class Governor:
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,
             "flow/blocked": float(self.blocked),
+            "flow/lost_groups": self._lost_groups,
             "flow/lost_seconds": self._lost_s,
             **{f"flow/{name}": count for name, count in self._counts.items()},
             **({} if self.budget.disk_bytes is None else {"flow/disk_bytes": self.budget.disk_bytes}),

@@ -11,6 +11,7 @@ from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, print_column
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
 from lachesis.services.observe.live_run_state import look_at_run
+from lachesis.services.observe.lost_generation import describe_lost_generation
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.run_state import STATUS_FIELDS, RunState, StreamStatus, project
 from lachesis.services.observe.services import Quantiles, ServiceStatus
@@ -81,6 +82,8 @@ def _facts(snapshot: RunState) -> Iterator[tuple[str, str]]:
     ):  # fmt: skip
         if known is not None or not snapshot.problems:  # else it was not answered, which is said already
             yield name, text(snapshot)
+    if lost := describe_lost_generation(snapshot.lost_generation):
+        yield "lost", lost
     if snapshot.inference:
         yield "servers", ", ".join(f"{role} {url}" for role, url in snapshot.inference.items())
     promoted = snapshot.ledger.promoted if snapshot.ledger else None

@@ -38,6 +38,7 @@ from lachesis.services.observe.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
+from lachesis.services.observe.lost_generation import describe_lost_generation
 from lachesis.services.observe.notices import NoticeWatch
 from lachesis.services.observe.overview import RewardCurve, finished, look_back, overview_at
 from lachesis.services.observe.progress import recent_figures
@@ -232,6 +233,8 @@ def _header(overview: RunState) -> Iterator[Text]:
     if rows:
         shown = ";  ".join(printable(evaluation_summary(row)) for row in rows)
         yield Text(f"held out  {shown}", style="bold")
+    if lost := describe_lost_generation(overview.lost_generation):
+        yield Text(f"lost      {lost}")
     if not overview.ended:
         found = overview.bottleneck
         named = f"{found.service} {printable(found.reason)}" if found else "none: nothing is under way"

@@ -31,6 +31,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.notices import Notice
 from lachesis.services.observe.evaluations import evaluation_rows, evaluation_warnings
+from lachesis.services.observe.lost_generation import LostGeneration
 from lachesis.services.observe.notices import NoticeWatch, outcome_notices
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.progress import newest_figures
@@ -202,6 +203,7 @@ async def read_run_state(history: RunHistory, config: RunConfig, until_s: float)
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
         services=services,
         ledger=found.get("ledger"),
+        lost_generation=LostGeneration.of(beats),
         policy=found.get("policy"),
         trainer=trainer,
         inference={} if ended else found.get("inference", {}),

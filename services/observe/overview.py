@@ -12,6 +12,7 @@ from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.observe.bottleneck import find_bottleneck
+from lachesis.services.observe.lost_generation import LostGeneration
 from lachesis.services.observe.notices import outcome_notices
 from lachesis.services.observe.rewards import rewards_of
 from lachesis.services.observe.run_state import RunState, SlowRollout, fields_of_step
@@ -87,6 +88,7 @@ def overview_at(
         outstanding=flow.get("flow/outstanding"),
         capacity=flow.get("flow/capacity"),
         outcomes=_outcomes(batched),
+        lost_generation=LostGeneration.of(recent.newest()),
         bottleneck=find_bottleneck(rows, flow),
         stages=rows,
         slow=[

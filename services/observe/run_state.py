@@ -17,6 +17,7 @@ from lachesis.schemas.notices import Notice
 from lachesis.schemas.promotion import PromotionOutcome
 from lachesis.services.observe.bottleneck import Bottleneck
 from lachesis.services.observe.evaluations import EvaluationStatus, evaluation_rows_of_figures
+from lachesis.services.observe.lost_generation import LostGeneration
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import Quantiles, ServiceStatus
 from lachesis.services.observe.window import StageRow
@@ -136,8 +137,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     Of its training. step: optimizer steps taken of `steps`. reward, rewards (by environment), evaluations (the newest
     of each environment), staleness (optimizer steps between policy and training: mean, largest) and `e2e_p99_s`
     (seconds from task to step) are of the newest step; end_to_end: the same time, lately. quarantined, halted:
-    environments that a health check has stopped. outcomes: groups by what became of them since the run began. totals:
-    over all steps.
+    environments that a health check has stopped. outcomes: groups by what became of them since the run began.
+    lost_generation: what kills have cost. totals: over all steps.
 
     problems: why something is not known, or why the run failed. notices: what stands in the way of a run that goes on,
     or harms it; of one that has ended without a batch, why. warnings: held-out rates that fell.
@@ -180,6 +181,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: list[str] = []
     halted: list[str] = []
     outcomes: dict[str, int] = {}
+    lost_generation: LostGeneration | None = None
     totals: RunTotals = RunTotals()
 
     problems: list[str] = []
@@ -237,12 +239,14 @@ FOLDER_FIELDS = (
 )  # fmt: skip
 STATUS_FIELDS = (
     "run", "ended", "finished", "step", "steps", "server", "server_version", "problems", "streams", "services",
-    "ledger", "policy", "trainer", "inference", "evaluations", "reward", "rewards", "warnings", "notices",
+    "ledger", "lost_generation", "policy", "trainer", "inference", "evaluations", "reward", "rewards", "warnings",
+    "notices",
 )  # fmt: skip
 TOP_FIELDS = (
     "run", "window_s", "step", "s_per_step", "staleness", "staleness_max", "staleness_bound", "groups_per_s",
     "tokens_per_s", "e2e_p99_s", "reward", "reward_trend", "rewards=reward_curve", "outstanding", "capacity",
-    "outcomes", "bottleneck", "stages", "slow", "evaluations", "env_rewards=rewards", "ended", "notices", "warnings",
+    "outcomes", "lost_generation", "bottleneck", "stages", "slow", "evaluations", "env_rewards=rewards", "ended",
+    "notices", "warnings",
 )  # fmt: skip
 _TOTALS = ("reward_first=totals.reward_first", "reward_last=totals.reward_last")
 SUMMARY_FIELDS = (

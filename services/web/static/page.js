@@ -281,6 +281,10 @@ class Overview extends View {
         link(`#/rollouts?state=${encodeURIComponent(kind === "batched" ? "trained" : kind)}`, kind), numeric(number(count)),
         element("td", {}, meter(count / total), ` ${number(Math.round((1000 * count) / total) / 10)} %`)])));
     }
+    const lost = facts.lost_generation;
+    if (lost && (lost.seconds || lost.groups || lost.resumed_groups)) {
+      made.push(element("p", { class: "quiet" }, `Lost generation: ${seconds(lost.seconds)} of samples, ${number(lost.groups)} whole groups. Resumed after kills: ${seconds(lost.resumed_seconds)}, ${number(lost.resumed_groups)} groups. Since the processes started.`));
+    }
     const services = facts.services.filter((row) => row.instances.length);
     if (services.length) {
       made.push(element("h2", {}, "Services"), table(["Service", "State", "Lag", "In work", "Handled", "Dead", "Wait p99", "Process p99"], services.map((row) => [

@@ -115,15 +115,20 @@ async def test_what_is_asked_of_the_history_is_answered(world: World) -> None:
 
 @pytest.mark.slow
 async def test_the_head_says_how_a_run_stands_that_no_up_of_this_machine_started(world: World) -> None:
+    service = Service(world.bus, "governor", RUN)
+    service.vitals.metrics |= {"flow/lost_seconds": 4.5, "flow/lost_groups": 2}
+
     async def beat(beats: int = 1 << 30) -> None:
         for number in range(beats):
-            service = Service(world.bus, "scorer", RUN)
             await service.heartbeat()
             await anyio.sleep(0.2 if number else 0)
 
     async with page(world) as (client, _), anyio.create_task_group() as tasks:
         tasks.start_soon(beat)
-        assert (await client.get("/api/run")).json()["state"] == "running"
+        run = (await client.get("/api/run")).json()
+        assert run["state"] == "running"
+        lost = {"seconds": 4.5, "groups": 2, "resumed_seconds": 0.0, "resumed_groups": 0}
+        assert run["lost_generation"] == lost, "of the newest heartbeat of the process alone"
         tasks.cancel_scope.cancel()
     subject = subjects.state(RUN, "trainer", subjects.LIVE, "main")
     await world.bus.publish(subject, encode(REPORT), msg_id="report")

@@ -109,6 +109,7 @@ def test_what_a_killed_process_had_generated_is_bounded_by_the_renewal_that_did_
     it.mark_seen_until(20.0)
     assert it.metrics()["flow/expired"] == 1
     assert it.metrics()["flow/lost_seconds"] == pytest.approx(lost_s)
+    assert it.metrics()["flow/lost_groups"] == (not calls)
 
 
 def test_an_environment_neither_renews_nor_ends_the_lease_of_another() -> None:
