@@ -75,8 +75,10 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency: PositiveInt = 8
     """Groups that one process generates at once. Default 8."""
     longest_tokens: PositiveInt = 1024
-    """Most tokens of one sample, prompt included, in all its sequences together if it has several. A lease reserves
-    bytes for them. A group that outgrows what was reserved is not stored. Default 1024."""
+    """Most tokens of one sample, prompt included, in all its sequences together if it has several; what these begin
+    with alike counts once. A lease reserves bytes for them. A group that outgrows what was reserved goes on without its
+    heaviest samples, which are named as failed ones are; it is not stored if fewer than two would be left. Default
+    1024."""
     column_bytes: Annotated[int, Meta(ge=0)] = 0
     """Most bytes that a token's further columns take; routed_experts of int16 take 2 for each layer and expert. Default
     0."""

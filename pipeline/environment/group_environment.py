@@ -7,6 +7,7 @@ are those of all environments.
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -16,17 +17,38 @@ from lachesis.pipeline.environment.inference_requests import InferenceRequests
 from lachesis.pipeline.environment.session import Session
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.tasks.task import Task
-from lachesis.schemas.columns import Column
+from lachesis.schemas.columns import Column, row_bytes
 
 __all__ = ["GeneratedGroup", "GroupEnvironment", "SequenceExtras"]
 
 
 class SequenceExtras(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a group's sequences that sessions do not have, as in `Sequences`."""
+    """Fields of a group's sequences that sessions do not have, as in `Sequences`.
+
+    `metadata`: entries of the group's metadata that have an item for each sample.
+    """
 
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
     excluded_samples: list[int] = []
+    metadata: dict[str, list[Any]] = {}
+
+    def with_samples(self, places: Sequence[int], lengths: Sequence[int]) -> "SequenceExtras":
+        """Return those of the samples at `places`; `lengths`: how many tokens each sample of the group has."""
+        ends = list(accumulate(lengths))
+
+        def rows(data: bytes, width: int) -> bytes:
+            return b"".join(data[(ends[one] - lengths[one]) * width : ends[one] * width] for one in places)
+
+        return SequenceExtras(
+            token_advantages=None if self.token_advantages is None else rows(self.token_advantages, 4),
+            columns={
+                name: msgspec.structs.replace(column, data=rows(column.data, row_bytes(column)))
+                for name, column in self.columns.items()
+            },
+            excluded_samples=[new for new, place in enumerate(places) if place in self.excluded_samples],
+            metadata={name: [values[place] for place in places] for name, values in self.metadata.items()},
+        )
 
 
 class GeneratedGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ __all__ = [
     "collect_group",
     "deciding_error",
     "describe_error",
+    "sample_failure",
 ]
 
 ENVIRONMENT_REWARD = "environment"
@@ -75,7 +76,10 @@ _MAX_REFILLS = 2
 
 
 class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample that a bug of the environment cost: `text` is the last reply, `error` says what failed and where."""
+    """A sample that a bug of the environment or its own size cost.
+
+    `text` is the last reply, `error` says what failed and where.
+    """
 
     sample: int
     error: str
@@ -101,6 +105,16 @@ class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[int] = []
     extras: SequenceExtras = SequenceExtras()
     metadata: dict[str, Any] = {}
+
+    def with_samples(self, places: Sequence[int]) -> "GroupDraft":
+        """Return the draft with the samples at these places, ascending, alone."""
+        lengths = [sum(len(one.tokens) for one in session.sequences) for session in self.sessions]
+        return msgspec.structs.replace(
+            self,
+            sessions=[self.sessions[place] for place in places],
+            rewards=[self.rewards[place] for place in places],
+            extras=self.extras.with_samples(places, lengths),
+        )
 
 
 async def collect_group(
@@ -297,11 +311,13 @@ class _GroupSamples:
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""
         return [
-            SampleFailure(
-                sample=sample, error=describe_error(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:]
-            )
-            for sample, error in sorted(self.bugs.items())
+            sample_failure(self.sessions[sample], describe_error(error)) for sample, error in sorted(self.bugs.items())
         ]
+
+
+def sample_failure(session: Session, error: str) -> SampleFailure:
+    """Return the record of a sample that is left out for `error`."""
+    return SampleFailure(sample=session.sample, error=error, text=session.text[-_MAX_TEXT_CHARS:])
 
 
 async def _made_by_environment(
@@ -407,9 +423,10 @@ def build_group(
 ) -> RolloutGroup:
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
-    `metadata` gains `failed_samples` where a bug of the environment cost some, `lost_samples` where the server went
-    away from some, and by sample `thought_calls` where tool calls were only thought of or shown, `diverged` where a
-    conversation had another request after a kill than before it, and `samples` where the environment noted anything.
+    `metadata` gains `failed_samples` where a bug of the environment or their size cost some, `lost_samples` where the
+    server went away from some, and by sample `thought_calls` where tool calls were only thought of or shown, `diverged`
+    where a conversation had another request after a kill than before it, and `samples` where the environment noted
+    anything.
     Raises SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
@@ -424,7 +441,7 @@ def build_group(
     sample_index = [sample for sample, session in enumerate(draft.sessions) for _ in session.sequences]
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
     turn_rewards, turn_order, turn_parents = _turn_rewards(draft.sessions)
-    notes = {**draft.metadata, **(metadata or {})}
+    notes = {**draft.metadata, **draft.extras.metadata, **(metadata or {})}
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
     if any(session.thought_calls for session in draft.sessions):

@@ -2,10 +2,11 @@
 
 Guarantees: no inference without a lease; a task held out for evaluation is never drawn, whatever the curriculum says; a
 group is published once, under its own id and counter, and storing it settles its lease; a group that infrastructure
-failed is abandoned and its lease given back, and so is a group that outgrew its lease, so that stored groups never
-exceed what was granted. Where calls are recorded, groups that a killed process left behind are taken up before any task
-is drawn (`left_groups`). With the strategy `epoch`, items are claimed in the epoch's order instead of drawn; their
-groups bear the item's place in it as counter, so that the ledger takes one of each.
+failed is abandoned and its lease given back, and so is a group that outgrew its lease even without its heaviest samples
+(`oversized`), so that stored groups never exceed what was granted. Where calls are recorded, groups that a killed
+process left behind are taken up before any task is drawn (`left_groups`). With the strategy `epoch`, items are claimed
+in the epoch's order instead of drawn; their groups bear the item's place in it as counter, so that the ledger takes one
+of each.
 """
 
 import logging
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +44,7 @@ from lachesis.pipeline.environment.held_out import settle_held_out
 from lachesis.pipeline.environment.leases import ProducerLeases
 from lachesis.pipeline.environment.left_groups import GroupTask, LeftGroups, records_calls
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
+from lachesis.pipeline.environment.oversized import leave_out_oversized
 from lachesis.pipeline.environment.plain_hooks import HOOK_CURE, HOOKS
 from lachesis.pipeline.environment.prompts_record import note_changed_prompts
 from lachesis.pipeline.environment.rollout import GroupDraft, build_group, collect_group, describe_error
@@ -71,7 +74,7 @@ from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.calls import GroupStart
-from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.codec import decode
 from lachesis.schemas.control import CurriculumSnapshot, EpochClaim, PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, VersionError
 from lachesis.schemas.ids import epoch_producer, new_group_id
@@ -560,8 +563,8 @@ class _Producer:
             draft = await self._collect(lease, draw.item, task, client, begun)
             await self._compare(client, draft)
             numbered = recorder is not None or draw.claim is not None
-            group = build_group(
-                draft,
+            build = partial(
+                build_group,
                 run=self.service.run,
                 env=self.name,
                 producer=start.producer,
@@ -571,7 +574,11 @@ class _Producer:
                 lease=lease,
                 dispatch=draw.dispatch if draft.task.item == task.item else None,
             )
-            return draft, _GeneratedGroup(group, self._within_lease(group), spans, recorder)
+            draft, group, data = leave_out_oversized(
+                draft, build, env=self.name, samples=self.settings.samples, largest=self.largest
+            )
+            self._check_group(group, len(data))
+            return draft, _GeneratedGroup(group, data, spans, recorder)
 
     def _start(self, lease: str, draw: GroupTask, task: Task) -> GroupStart:
         """Return the start of a new group. Where calls are recorded, it takes a counter that no other group has."""
@@ -652,22 +659,18 @@ class _Producer:
             return self.id, self.epoch, self.counter
         return epoch_producer(self.name), claim.epoch, claim.place
 
-    def _within_lease(self, group: RolloutGroup) -> bytes:
-        """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the
-        run's trainer could not use it.
-        """
+    def _check_group(self, group: RolloutGroup, size: int) -> None:
+        """Raise `DataError` when a group weighs more than its lease allows, or when the trainer could not use it."""
         reason = why_untrainable(group, self.limits)
         if reason is not None:
             raise DataError(f"a group of item {group.item}: {reason}")
-        data = encode(group)
         samples, wanted = group.sequences.n_samples, self.settings.samples
-        if samples > wanted or len(data) > self.largest:
+        if samples > wanted or size > self.largest:
             raise DataError(
-                f"a group of item {group.item} has {samples} samples and {len(data)} bytes, where its lease is for "
+                f"a group of item {group.item} has {samples} samples and {size} bytes, where its lease is for "
                 f"{wanted} and {self.largest}; raise longest_tokens of environment {self.name}, or column_bytes and "
                 "attachment_bytes if it holds such"
             )
-        return data
 
     @contextmanager
     def _recording(self, group: str, started_ns: int) -> Iterator[list[Span]]:

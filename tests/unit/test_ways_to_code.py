@@ -50,6 +50,7 @@ FREE_FIELDS = {
     "pipeline.extensions.atropos.native.frames.Ready": "numbers of NormalizationConfig",
     "pipeline.environment.config.CollectConfig": "made of the configuration",
     "pipeline.environment.group_environment.GeneratedGroup": "made by the environment itself",
+    "pipeline.environment.group_environment.SequenceExtras": "made by the environment itself",
     "pipeline.environment.rollout.GroupDraft": "made by the environment itself",
     "pipeline.inference.protocol.StructuredOutputs": "a JSON schema, of which the engine makes a grammar",
     "pipeline.inference.protocol.TokenizeRequest": "the template is the server's own; its parameters are data",

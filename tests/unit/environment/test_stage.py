@@ -460,6 +460,34 @@ async def test_a_group_that_outgrows_its_lease_is_not_stored_and_gives_it_back(l
     assert len(governor.open) == len(messages), "a lease was kept"
 
 
+class Wordy(Echo):
+    """Sample 1 of each group says far more than all others."""
+
+    async def rollout(self, task, session):
+        await session.generate()
+        if session.sample == 1:
+            session.put([7] * 9000)
+
+
+async def test_a_sample_that_is_too_long_costs_itself_alone(lab, env, inference, monkeypatch):
+    governor = Governor(lab)
+    settings = EnvironmentConfig(kind="echo", samples=4, longest_tokens=256, concurrency=1, record="never")
+    config = msgspec.structs.replace(CONFIG, environments={"echo": settings})
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: Wordy())
+    async with governor.serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment") as service:
+        await lab.until(at_least(lab, 3))
+        most = governor.requests[0].bytes
+        assert service.vitals.metrics.get("environment/echo/failed") is None
+        assert "raise longest_tokens of environment echo" in service.vitals.problems["echo failed samples"]
+    for message in await stored(lab):
+        group = decode(RolloutGroup, message.data)
+        assert len(message.data) <= most
+        assert group.sequences.n_samples == len(group.messages) == 3
+        (failed,) = group.metadata["failed_samples"]
+        assert failed["sample"] == 1
+        assert "where the lease of its group has" in failed["error"]
+
+
 @pytest.mark.parametrize("where", ["task", "reward"])
 async def test_an_environment_that_only_fails_ends_its_service(lab, env, inference, where):
     env.broken = where

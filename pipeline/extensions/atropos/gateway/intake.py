@@ -66,7 +66,8 @@ class BusyError(InfrastructureError):
 
 class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One group of a request, its texts packed: `digest` names its bytes as they came, `size` is that of the encoded
-    group, bytes, `owner` its client if that registered, `caller` the span that sent it if that said so.
+    group, bytes, `posted` how many sequences came, `owner` its client if that registered, `caller` the span that sent
+    it if that said so.
     """
 
     env: str
@@ -74,6 +75,7 @@ class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     group: RolloutGroup
     size: int
+    posted: int
     caller: SpanLink | None = None
 
 
@@ -111,6 +113,8 @@ class Intake:
         self.latest: ScoredData | None = None
         self._example: ScoredData | None = None
         self.duplicates = 0
+        self._too_long: Counter[str] = Counter()
+        """By environment, samples that were left out."""
         self._named_unused: set[tuple[str, str]] = set()
 
     def _producer(self, env: str) -> str:
@@ -218,7 +222,7 @@ class Intake:
         for item, answer in zip(items, answers, strict=True):
             if not answer.get("buffer_size"):
                 registered = self._registered(item.owner)
-                size = len(item.group.sequences) if registered is None else registered.request.group_size
+                size = item.posted if registered is None else registered.request.group_size
                 found[item.env] = (item.owner, size)
         return found
 
@@ -325,7 +329,7 @@ class Intake:
 
     async def _store_item(self, item: IntakeGroup) -> Answer:
         registered = self._registered(item.owner)
-        size = len(item.group.sequences)
+        size = item.posted
         if registered is None or item.owner is None or size >= registered.request.group_size:
             await self._publish(item.env, item.owner, [(item.digest, item.group)], item.size)
             return {"status": "received"}
@@ -423,8 +427,21 @@ class Intake:
             self.duplicates += 1
         else:
             service.vitals.emitted += 1
+            self._report_too_long(group)
             service.vitals.process.record((service.now_ns() - group.started_ns) / 1e9)
         return not ack.duplicate
+
+    def _report_too_long(self, group: RolloutGroup) -> None:
+        """Report samples of a stored group that were left out."""
+        left_out = group.metadata.get("failed_samples", [])
+        if left_out:
+            self._too_long[group.env] += len(left_out)
+            count = self._too_long[group.env]
+            self._service.set_problem(
+                f"{group.env} failed samples",
+                f"environment {group.env}: {count} samples were left out because they are too long, the newest: "
+                f"{left_out[-1]['error']}; what is trained on lacks such answers",
+            )
 
     def _spans(self, group: RolloutGroup, subject: str, ack: PubAck, leased_ns: int, size: int) -> list[Span]:
         """Return what environment and gateway did for a group, linked to the span of a caller that traces itself."""
@@ -484,7 +501,12 @@ def _convert(
     for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
         group = to_group(data, origin).with_packed_texts()
         size = len(encode(group))
-        items.append(IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, size=size, caller=caller))
+        posted = len(data.tokens)
+        items.append(
+            IntakeGroup(
+                env=origin.env, owner=owner, digest=digest, group=group, size=size, posted=posted, caller=caller
+            )
+        )
     return items
 
 

@@ -34,6 +34,13 @@ _ITEM = "curriculum_item"
 """The group override with which a client names the item, so that the curriculum learns the result."""
 _LOGPROB_SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability, nats."""
+_BY_SAMPLE = (
+    "tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
+    "distill_token_ids", "distill_logprobs", "turn_rewards",
+)  # fmt: skip
+"""The fields that have an item for each sample, where they are lists."""
+_MIN_SAMPLES = 2
+"""Samples that a group needs to be compared with each other."""
 _ASSUMED = ("policy_versions", "finish_reasons", "started_ns")
 
 
@@ -66,8 +73,10 @@ class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
 def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
     """Return the checked group. Raises `SchemaError`, which says what is wrong and in which sequence.
 
-    Samples whose advantage the client sets to 0 count in the group's statistics, and are not trained on.
+    Samples whose advantage the client sets to 0 count in the group's statistics, and are not trained on. Those that are
+    too long are left out and named in the metadata (`failed_samples`), if at least two others stay.
     """
+    data, too_long = _without_too_long(data, origin)
     _check_shape(data, origin)
     _check_temperatures(data, origin)
     lengths = [len(tokens) for tokens in data.tokens]
@@ -105,13 +114,40 @@ def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
         started_ns=origin.started_ns,
         messages=[[_message(said) for said in talk] for talk in data.messages or []],
         generation=data.generation_params or {},
-        metadata={origin.by: {"name": origin.name, "assumed": assumed, **_ignored(data, origin)}, **_extras(data)},
+        metadata={
+            origin.by: {"name": origin.name, "assumed": assumed, **_ignored(data, origin)},
+            **_extras(data),
+            **({"failed_samples": too_long} if too_long else {}),
+        },
     )
     group.check()
     reason = why_untrainable(group, origin.limits)
     if reason is not None:
         raise SchemaError(reason)
     return group
+
+
+def _without_too_long(data: ScoredData, origin: GroupOrigin) -> tuple[ScoredData, list[dict[str, Any]]]:
+    """Return the data without samples that are too long, and why these were left out."""
+    n = len(data.tokens)
+    kept = [i for i, tokens in enumerate(data.tokens) if len(tokens) <= origin.longest]
+    rows = {name: values for name in _BY_SAMPLE if isinstance(values := getattr(data, name), list)}
+    if len(kept) == n or len(kept) < _MIN_SAMPLES or any(len(values) != n for values in rows.values()):
+        return data, []
+    fewer = msgspec.structs.replace(data, **{name: [values[i] for i in kept] for name, values in rows.items()})
+    too_long = [
+        {"sample": i, "error": _too_long(len(tokens), origin), "text": ""}
+        for i, tokens in enumerate(data.tokens)
+        if len(tokens) > origin.longest
+    ]
+    return fewer, too_long
+
+
+def _too_long(tokens: int, origin: GroupOrigin) -> str:
+    return (
+        f"{tokens} tokens, where 1 to {origin.longest} are allowed; the most is "
+        f"environments.{origin.env}.longest_tokens"
+    )
 
 
 def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
@@ -136,10 +172,7 @@ def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
             raise SchemaError(f"{name}: {len(values)} entries for {n} sequences")
     for i, (tokens, labels) in enumerate(zip(data.tokens, data.masks, strict=True)):
         if not 0 < len(tokens) <= origin.longest:
-            raise SchemaError(
-                f"tokens[{i}]: {len(tokens)} tokens, where 1 to {origin.longest} are allowed; the most is "
-                f"environments.{origin.env}.longest_tokens"
-            )
+            raise SchemaError(f"tokens[{i}]: {_too_long(len(tokens), origin)}")
         if len(labels) != len(tokens):
             raise SchemaError(f"masks[{i}]: {len(labels)} entries for {len(tokens)} tokens")
 

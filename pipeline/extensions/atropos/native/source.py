@@ -302,11 +302,22 @@ def _extras(group: RolloutGroup) -> SequenceExtras:
         token_advantages=sequences.token_advantages,
         columns=sequences.columns,
         excluded_samples=sequences.excluded_samples,
+        metadata=_metadata_by_sample(group),
     )
+
+
+def _metadata_by_sample(group: RolloutGroup) -> dict[str, list[Any]]:
+    """Return the entries of a group's metadata that have an item for each sample, as the environment gave them."""
+    given = {name: group.metadata.get(name) for name in ("overrides", "images")}
+    return {
+        name: found for name, found in given.items() if isinstance(found, list) and len(found) == len(group.sequences)
+    }
 
 
 def _metadata(group: RolloutGroup, place: str, raw_scores: list[float] | None) -> dict[str, Any]:
     about: dict[str, Any] = {"name": place}
     if raw_scores is not None:
         about["raw_scores"] = raw_scores
-    return {**group.metadata, "atropos": {**group.metadata["atropos"], **about, "assumed": []}}
+    by_sample = _metadata_by_sample(group)
+    of_group = {name: value for name, value in group.metadata.items() if name not in by_sample}
+    return {**of_group, "atropos": {**group.metadata["atropos"], **about, "assumed": []}}

@@ -56,6 +56,33 @@ def test_it_says_what_was_sent(make_scored):
     assert group.generation == {"temperature": 1.0}
 
 
+def test_a_sample_that_is_too_long_is_left_out_with_all_that_is_its_own(make_scored):
+    data = make_scored(
+        4,
+        advantages=[[float(n)] * 6 for n in range(4)],
+        overrides=[{"n": n} for n in range(4)],
+    )
+    for name in ("tokens", "masks", "inference_logprobs", "advantages"):
+        data[name][1] = [7 if name in {"tokens", "masks"} else -1.0] * 65
+    found = converted(data)
+    assert found.sequences.n_samples == 3
+    assert [sequence.tokens.tolist() for sequence in found.sequences] == [data["tokens"][n] for n in (0, 2, 3)]
+    assert [set(sequence.token_advantages) for sequence in found.sequences] == [{0.0}, {2.0}, {3.0}]
+    assert found.sequences.rewards["environment"] == [data["scores"][n] for n in (0, 2, 3)]
+    assert found.metadata["overrides"] == [{"n": n} for n in (0, 2, 3)]
+    (failed,) = found.metadata["failed_samples"]
+    assert (failed["sample"], failed["error"].partition(",")[0]) == (1, "65 tokens")
+    assert "environments.words.longest_tokens" in failed["error"]
+
+
+def test_a_group_that_is_too_long_but_for_one_sample_is_refused(make_scored):
+    data = make_scored(2)
+    for name in ("tokens", "masks", "inference_logprobs"):
+        data[name][1] = [7 if name != "inference_logprobs" else -1.0] * 65
+    with pytest.raises(SchemaError, match=r"tokens\[1\]: 65 tokens, where 1 to 64 are allowed"):
+        converted(data)
+
+
 @pytest.mark.parametrize(
     ("overrides", "of_group", "excluded"),
     [

@@ -87,6 +87,17 @@ async def test_texts_are_packed_once_however_often_their_group_is_encoded(world,
     assert [group.messages[-1][0].content for group in await world.groups()] == [talk[0]["content"]] * 3
 
 
+async def test_a_whole_group_of_which_a_sample_is_too_long_is_stored_at_once_and_says_so(world, make_scored):
+    async with world.gateway() as http:
+        data = make_scored(4, env_id=await world.registered(http))
+        for name, value in (("tokens", 7), ("masks", 7), ("inference_logprobs", -1.0)):
+            data[name][2] = [value] * 65
+        assert (await http.post("/scored_data", json=data)).json() == {"status": "received"}
+        assert "1 samples were left out" in world.service.vitals.problems["words failed samples"]
+    (group,) = await world.groups()
+    assert group.sequences.n_samples == 3
+
+
 async def test_an_environment_waits_for_the_first_policy(new_run, make_scored):
     world = new_run
     async with world.gateway() as http:
