@@ -155,29 +155,35 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
         return self.replace(messages=[], packed_messages=deflate(text))
 
     def from_wire(self, data: bytes | memoryview) -> Self:
-        return self.with_whole_columns().with_texts()
+        changes: dict[str, Any] = self._whole_columns()
+        if self.packed_messages is not None:
+            changes |= {"messages": self._unpacked_texts(changes["sequences"]), "packed_messages": None}
+        return self.replace(**changes)
 
-    def with_whole_columns(self) -> Self:
-        """Return the group with its columns as its users know them. Raises `SchemaError` where they cannot be."""
-        whole = self.sequences.widened()
+    def _whole_columns(self) -> dict[str, Any]:
+        """Return the fields with the columns as their users know them. Raises `SchemaError` where they cannot be."""
+        whole = {"sequences": self.sequences.widened()}
         if not self.sequences.repeats:
-            return self.replace(sequences=whole)
-        return self.replace(sequences=whole, v=1)  # raised for the form that travelled; `needs` raises it again
+            return whole
+        return whole | {"v": 1}  # it was raised for the form that travelled; `needs` raises it again
 
     def with_texts(self) -> Self:
         """Return the group with its texts unpacked. Raises `SchemaError` where they cannot be."""
         if self.packed_messages is None:
             return self
-        if self.messages:
-            raise SchemaError("messages: given twice, plain and packed")
-        text = inflate(self.packed_messages, _most_text(self.sequences), "packed_messages")
-        try:
-            messages = _messages_decoder.decode(text)
-        except UNREADABLE as error:
-            raise SchemaError(f"packed_messages: {str(error)[:MAX_ERROR_CHARS]}") from error
-        unpacked = self.replace(messages=messages, packed_messages=None)
+        unpacked = self.replace(messages=self._unpacked_texts(self.sequences), packed_messages=None)
         unpacked.check_texts()
         return unpacked
+
+    def _unpacked_texts(self, widened: Sequences) -> list[list[Message]]:
+        """Return the texts of a group with the columns `widened`, which bound what they may unpack to."""
+        if self.messages:
+            raise SchemaError("messages: given twice, plain and packed")
+        text = inflate(self.packed_messages or b"", _most_text(widened), "packed_messages")
+        try:
+            return _messages_decoder.decode(text)
+        except UNREADABLE as error:
+            raise SchemaError(f"packed_messages: {str(error)[:MAX_ERROR_CHARS]}") from error
 
     def check(self) -> None:
         if not is_group_id(self.id):
@@ -201,23 +207,25 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
         """Raise `SchemaError` unless the conversations fit the samples and the attachments."""
         if self.messages and len(self.messages) != self.sequences.n_samples:
             raise SchemaError(f"messages: {len(self.messages)} conversations for {self.sequences.n_samples} samples")
-        referred = {i for talk in self.messages for message in talk for i in message.attachments}
+        referred = {i for talk in self.messages for message in talk if message.attachments for i in message.attachments}
         if not referred.issubset(range(len(self.attachments))):
             raise SchemaError(f"messages: an attachment index is outside the {len(self.attachments)} attachments")
 
     def _check_spans(self) -> None:
         cuts = self.sequences.cuts().tolist()
+        versions, sequences = len(self.policy_versions), len(self.sequences)
         begun = set()
         for span in self.sequences.version_spans:
-            if not 0 <= span.version < len(self.policy_versions):
-                raise SchemaError(f"version_spans: version {span.version} of {len(self.policy_versions)}")
-            if not 0 <= span.sequence < len(self.sequences):
-                raise SchemaError(f"version_spans: sequence {span.sequence} of {len(self.sequences)}")
-            if not 0 <= span.start < cuts[span.sequence + 1] - cuts[span.sequence]:
-                raise SchemaError(f"version_spans: token {span.start} lies outside sequence {span.sequence}")
-            if span.start == 0:
-                begun.add(span.sequence)
-        if len(begun) != len(self.sequences):
+            sequence, start = span.sequence, span.start
+            if not 0 <= span.version < versions:
+                raise SchemaError(f"version_spans: version {span.version} of {versions}")
+            if not 0 <= sequence < sequences:
+                raise SchemaError(f"version_spans: sequence {sequence} of {sequences}")
+            if not 0 <= start < cuts[sequence + 1] - cuts[sequence]:
+                raise SchemaError(f"version_spans: token {start} lies outside sequence {sequence}")
+            if start == 0:
+                begun.add(sequence)
+        if len(begun) != sequences:
             raise SchemaError("version_spans: each sequence needs a span that starts at its token 0")
 
 
@@ -225,7 +233,7 @@ class PackedGroup(RolloutGroup, frozen=True, kw_only=True, dict=True):
     """A group whose texts stay as they travel, which halves the time to read it. `with_texts` unpacks them."""
 
     def from_wire(self, data: bytes | memoryview) -> Self:
-        return self.with_whole_columns()
+        return self.replace(**self._whole_columns())
 
 
 def _most_text(sequences: Sequences) -> int:

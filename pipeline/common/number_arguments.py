@@ -3,6 +3,7 @@
 What does not fit raises an error that names it, says what it is and what to give instead.
 """
 
+import math
 import operator
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ __all__ = [
 
 MAX_INTEGER = (1 << 63) - 1
 """Largest number that msgpack and the project's states hold."""
+_PLAIN = (list, tuple)
 
 
 def check_kind(what: str, value: Any, kind: type) -> None:
@@ -38,6 +40,8 @@ def listed(what: str, values: Any) -> list[Any]:
 
     Raises `DataError` where there are none to be had in an order: of a number, a text, a table, a set.
     """
+    if type(values) in _PLAIN:
+        return list(values)
     try:
         if not isinstance(values, str | bytes | bytearray | set | frozenset | Mapping):
             return list(values)
@@ -51,9 +55,12 @@ def number_column(what: str, values: Any, *, largest: float = sys.float_info.max
 
     `what` names one of them. Raises `DataError` with its place on what is no number within +-`largest`.
     """
+    listed_values = listed(what, values)
+    if _are_plain_floats(listed_values, largest):
+        return listed_values
     column: list[float | None] = []
     limit = "" if largest == sys.float_info.max else f" within +-{largest:g}"
-    for place, value in enumerate(listed(what, values)):
+    for place, value in enumerate(listed_values):
         if value is None:
             column.append(None)
             continue
@@ -66,6 +73,13 @@ def number_column(what: str, values: Any, *, largest: float = sys.float_info.max
             raise DataError(f"{what} {place} is {number!r}; {mend}")
         column.append(number)
     return column
+
+
+def _are_plain_floats(values: list[float], largest: float) -> bool:
+    """Return whether all are Python's own floats within +-`largest`: what `real_number` would return as they are."""
+    if {*map(type, values)} != {float} or not all(map(math.isfinite, values)):
+        return False
+    return -largest <= min(values) and max(values) <= largest
 
 
 def plain_numbers(what: str, values: Any, *, largest: float = sys.float_info.max) -> list[float]:

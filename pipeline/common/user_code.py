@@ -16,8 +16,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -153,20 +153,24 @@ def describe_ending(error: BaseException) -> str:
     return f"{verb}: {type(leaf).__name__}({said:.80}){place}"
 
 
-@contextmanager
-def refuse_ending(where: str) -> Iterator[None]:
+class refuse_ending:  # noqa: N801 - a context, as those of contextlib
     """Raise `EnvironmentCodeError` where a user's code in the body ends the process, or cancels itself.
 
-    `where` says which code it is. A process that it forks and lets come back is ended.
+    `where` says which code it is. A process that it forks and lets come back is ended. It may be entered many times.
     """
-    try:
-        yield
-    except BaseException as error:
-        refuse_forked(where)
-        if not any(map(is_ending, leaves(error))):
-            raise
-        raise EnvironmentCodeError(f"{where} {describe_ending(error)}") from error
-    refuse_forked(where)
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        refuse_forked(self._where)
+        if error is not None and any(map(is_ending, leaves(error))):
+            raise EnvironmentCodeError(f"{self._where} {describe_ending(error)}") from error
 
 
 def _is_raised_by_statement(error: BaseException) -> bool:

@@ -149,6 +149,7 @@ class _MemberCalls:
         self._last_failure = ""
         """In words, with the time since when it is away."""
         self._breaker = CircuitBreaker(member.config.breaker_failures, member.config.breaker_s)
+        self._refusing_ending = refuse_ending(f"rater {member.name}")
         self._slots = anyio.Semaphore(min(member.config.concurrency, at_once_most or member.config.concurrency))
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
@@ -307,7 +308,7 @@ class _MemberCalls:
             return done
         for argument in arguments[first:]:
             try:
-                with refuse_ending(f"rater {self.member.name}"):
+                with self._refusing_ending:
                     answer = self._function(argument)
                 if type(answer) is not float and inspect.isawaitable(answer):  # not a function's after all
                     self.at_once = False
@@ -330,7 +331,7 @@ class _MemberCalls:
             result = await self._in_thread(argument)
             if not inspect.isawaitable(result):
                 return result
-        with refuse_ending(f"rater {self.member.name}"):
+        with self._refusing_ending:
             if self._on_loop:
                 result = self._function(argument)
             return await result if inspect.isawaitable(result) else result
@@ -344,7 +345,7 @@ class _MemberCalls:
         def work() -> Any:
             nonlocal finished
             try:
-                with refuse_ending(f"rater {self.member.name}"):
+                with self._refusing_ending:
                     return self._function(argument)
             finally:
                 with self._lock:

@@ -250,17 +250,18 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     lengths, reasons = group.sequences.lengths, group.sequences.endings
     opened = opened_thought(str(group.metadata.get(OPENED_KEY, "")))
     samples = []
+    builtins = msgspec.to_builtins(group.messages)
     for i, conversation in enumerate(group.messages):
-        for last in range(len(conversation) - 1, -1, -1):
-            if conversation[last].role == "assistant":
-                break
-        else:
+        last = len(conversation) - 1
+        while last >= 0 and conversation[last].role != "assistant":
+            last -= 1
+        if last < 0:
             raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
         samples.append(
             Sample(
                 prompt="\n".join([message.content for message in conversation[:last]]),
                 completion=conversation[last].content,
-                messages=msgspec.to_builtins(conversation),
+                messages=builtins[i],
                 task=group.task,
                 token_count=lengths[i],
                 finish_reason=reasons[i],

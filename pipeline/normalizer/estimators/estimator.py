@@ -55,6 +55,8 @@ def check_std_floor(std_floor: float) -> None:
 def checked_lengths(lengths: Sequence[int]) -> list[int]:
     """Return token counts as a list. Raises `DataError` on an invalid count."""
     counts = listed("length", lengths)
+    if {*map(type, counts)} == {int}:
+        return counts
     for i, count in enumerate(counts):
         if not isinstance(count, Integral):
             raise DataError(f"length {i} is {count!r:.80}; give a whole number of tokens.")
@@ -105,7 +107,7 @@ class RewardGroup:
         self.mean = math.fsum(rewards) / self.n
         self.centred = [x - self.mean for x in rewards]
         # A product is correctly rounded on every machine, a power is as good as its C library
-        squares = math.fsum(c * c for c in self.centred)
+        squares = math.fsum([c * c for c in self.centred])
         self.std = math.sqrt(squares / (self.n - 1)) if self.n > 1 else 0.0
         self.divisor = max(self.std, std_floor)
 
@@ -156,18 +158,18 @@ class Estimator(ABC):
         """
         rewards = number_column("reward", rewards, largest=LIMIT)
         lengths = None if lengths is None else checked_lengths(lengths)
-        ratings = rating_columns(ratings)
+        columns = rating_columns(ratings)
         valid = [i for i, reward in enumerate(rewards) if reward is not None]
         r = [reward for reward in rewards if reward is not None]
         if not r:
             return GroupAdvantage((None,) * len(rewards), None, None, None, 0, "unscorable")
-        fits = lengths is not None and len(lengths) == len(rewards)
-        group = RewardGroup(
-            r,
-            self.std_floor,
-            [lengths[i] for i in valid] if lengths is not None and fits else None,
-            {name: [column[i] for i in valid] for name, column in ratings.items() if len(column) == len(rewards)},
-        )
+        if lengths is not None and len(lengths) != len(rewards):
+            lengths = None
+        columns = {name: column for name, column in columns.items() if len(column) == len(rewards)}
+        if len(valid) < len(rewards):
+            lengths = None if lengths is None else [lengths[i] for i in valid]
+            columns = {name: [column[i] for i in valid] for name, column in columns.items()}
+        group = RewardGroup(r, self.std_floor, lengths, columns)
         self.check(group)
         verdict: Trainability = "trainable"
         if group.n < 2:
@@ -180,6 +182,8 @@ class Estimator(ABC):
             limit = self.bound(group)
             if not max(map(abs, values)) <= limit * (1 + 1e-9):
                 raise AssertionError(f"{self.name} advantages {values} of rewards {r} exceed their bound {limit}")
+        if len(valid) == len(rewards):
+            return GroupAdvantage(tuple(values), group.mean, group.std, group.range, group.n, verdict)
         found: list[float | None] = [None] * len(rewards)
         for i, value in zip(valid, values, strict=True):
             found[i] = value

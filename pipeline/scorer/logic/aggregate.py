@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -80,6 +80,7 @@ class Ensemble:
                 "is their mean. Use more raters and a higher quorum, a larger trim, or median."
             )
         self._config = config
+        self._rule = _RULES.get(self.aggregation)
         self._vote_weights = _as_integers([member.weight for member in members])
         content = (1, self.members, self.aggregation, self.quorum, config.penalty, config.trim, config.threshold)
         self.digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=12).hexdigest()
@@ -105,15 +106,13 @@ class Ensemble:
         calibrated = {member.name: _calibrated(ratings[member.name], member.bounds) for member in self.members}
         samples = list(zip(*calibrated.values(), strict=True))
         present = [_present(sample) for sample in samples]
-        variances = [_variance_of(x) if x else 0.0 for x in present]
-        judged = present
+        moments = [_moments(x) for x in present]
+        spreads = [math.sqrt(variance) for x, (_, variance) in zip(present, moments, strict=True) if len(x) > 1]
         if self.aggregation == "borda":
             ranks = [_centred_ranks(column) for column in calibrated.values()]
-            judged = [_present(sample) for sample in zip(*ranks, strict=True)]
-        scores = [
-            self._score(sample, x, variance) for sample, x, variance in zip(samples, judged, variances, strict=True)
-        ]
-        spreads = [math.sqrt(variance) for x, variance in zip(present, variances, strict=True) if len(x) > 1]
+            present = [_present(sample) for sample in zip(*ranks, strict=True)]
+            moments = [_moments(x) for x in present]
+        scores = [self._score(*parts) for parts in zip(samples, present, moments, strict=True)]
         return EnsembleScores(
             scores=scores,
             ratings=calibrated,
@@ -126,12 +125,12 @@ class Ensemble:
             unscorable=[i for i, score in enumerate(scores) if score is None],
         )
 
-    def _score(self, sample: Sequence[float | None], x: list[float], variance: float) -> float | None:
-        """Return the score of a sample with ratings `sample`, of which `x` are present."""
+    def _score(self, sample: Sequence[float | None], x: Sequence[float], moments: tuple[float, float]) -> float | None:
+        """Return the score of a sample with ratings `sample`, of which `x` are present, with mean and variance."""
         if len(x) < self.quorum:
             return None
-        if self.aggregation not in {"dawid_skene", "weighted"}:
-            return _RULES[self.aggregation](x, variance, self._config)
+        if self._rule is not None:
+            return self._rule(x, *moments, self._config)
         if self.aggregation == "dawid_skene":
             votes = [w for w, rating in zip(self._vote_weights, sample, strict=True) if rating is not None]
             return _weighted_majority(x, votes, self._config.threshold)
@@ -164,6 +163,10 @@ def _as_integers(weights: Sequence[float]) -> list[int]:
 def _calibrated(column: Sequence[Rating], bounds: tuple[float, float]) -> list[float | None]:
     low, high = bounds
     width = high - low
+    if {*map(type, column)} <= {Rating}:
+        values = [rating.value for rating in column]
+        if {*map(type, values)} <= {float} and all(map(math.isfinite, cast("list[float]", values))):
+            return [(value - low) / width for value in cast("list[float]", values)]
     for rating in column:
         if not isinstance(rating, Rating) or not (rating.value is None or _is_finite(rating.value)):
             raise DataError(f"a rating is {rating!r:.80}; give a `Rating` of a finite number, or of None if missing.")
@@ -174,8 +177,8 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _present(column: Sequence[float | None]) -> list[float]:
-    return [x for x in column if x is not None]
+def _present(column: Sequence[float | None]) -> Sequence[float]:
+    return cast("Sequence[float]", column) if None not in column else [x for x in column if x is not None]
 
 
 def _centred_ranks(column: Sequence[float | None]) -> list[float | None]:
@@ -191,35 +194,38 @@ def _centred_ranks(column: Sequence[float | None]) -> list[float | None]:
     return [None if x is None else rank[x] / (n - 1) - 0.5 for x in column]
 
 
-def _mean(x: list[float], _variance: float, _config: ScoringConfig) -> float:
-    return math.fsum(x) / len(x)
+def _moments(x: Sequence[float]) -> tuple[float, float]:
+    """Return mean and population variance; 0 of nothing."""
+    if not x:
+        return 0.0, 0.0
+    mean = math.fsum(x) / len(x)
+    return mean, math.fsum([(v - mean) ** 2 for v in x]) / len(x)
 
 
-def _median(x: list[float], _variance: float, _config: ScoringConfig) -> float:
+def _mean(_x: Sequence[float], mean: float, _variance: float, _config: ScoringConfig) -> float:
+    return mean
+
+
+def _median(x: Sequence[float], _mean: float, _variance: float, _config: ScoringConfig) -> float:
     return statistics.median(x)
 
 
-def _trimmed(x: list[float], _variance: float, config: ScoringConfig) -> float:
+def _trimmed(x: Sequence[float], _mean: float, _variance: float, config: ScoringConfig) -> float:
     drop = _trimmed_away(len(x), config.trim)
     kept = sorted(x)[drop : len(x) - drop]
     return math.fsum(kept) / len(kept)
 
 
-def _min(x: list[float], _variance: float, _config: ScoringConfig) -> float:
+def _min(x: Sequence[float], _mean: float, _variance: float, _config: ScoringConfig) -> float:
     return min(x)
 
 
-def _variance_of(x: list[float]) -> float:
-    mean = math.fsum(x) / len(x)
-    return math.fsum([(v - mean) ** 2 for v in x]) / len(x)
-
-
-def _uwo(x: list[float], variance: float, config: ScoringConfig) -> float:
+def _uwo(_x: Sequence[float], mean: float, variance: float, config: ScoringConfig) -> float:
     """Uncertainty-weighted optimisation (Coste et al. 2023, arXiv:2310.02743): mean - penalty * population variance."""
-    return math.fsum(x) / len(x) - (0.5 if config.penalty is None else config.penalty) * variance
+    return mean - (0.5 if config.penalty is None else config.penalty) * variance
 
 
-def _lcb(x: list[float], variance: float, config: ScoringConfig) -> float:
+def _lcb(x: Sequence[float], mean: float, variance: float, config: ScoringConfig) -> float:
     """Lower confidence bound: mean - penalty * population standard deviation.
 
     With 1 / sqrt(m - 1) it rises with every rating, and tends to the mean of the others as one goes to infinity.
@@ -227,20 +233,20 @@ def _lcb(x: list[float], variance: float, config: ScoringConfig) -> float:
     penalty = config.penalty
     if penalty is None:
         penalty = 1 / math.sqrt(len(x) - 1) if len(x) > 1 else 0.0
-    return math.fsum(x) / len(x) - penalty * math.sqrt(variance)
+    return mean - penalty * math.sqrt(variance)
 
 
-def _majority(x: list[float], _variance: float, config: ScoringConfig) -> float | None:
+def _majority(x: Sequence[float], _mean: float, _variance: float, config: ScoringConfig) -> float | None:
     yes = sum(v > config.threshold for v in x)
     return None if 2 * yes == len(x) else float(2 * yes > len(x))
 
 
-def _weighted_majority(x: list[float], weights: list[int], threshold: float) -> float | None:
+def _weighted_majority(x: Sequence[float], weights: list[int], threshold: float) -> float | None:
     balance = sum(w if v > threshold else -w for v, w in zip(x, weights, strict=True))
     return None if balance == 0 else float(balance > 0)
 
 
-_RULES: dict[str, Callable[[list[float], float, ScoringConfig], float | None]] = {
+_RULES: dict[str, Callable[[Sequence[float], float, float, ScoringConfig], float | None]] = {
     "mean": _mean,
     "median": _median,
     "trimmed": _trimmed,

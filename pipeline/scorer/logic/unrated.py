@@ -11,6 +11,7 @@ __all__ = ["ABSTAINED", "UnratedGroups"]
 
 ABSTAINED = "it abstained"
 """Why there is no rating where the rater chose to give none."""
+_NO_FAILURE = frozenset({"ok", "abstain"})
 _PATIENCE = 10
 """Times as many groups are waited for where a rater abstains, which may be right."""
 _RECENT_GROUPS = 64
@@ -37,14 +38,15 @@ class UnratedGroups:
 
     def count(self, rater: str, ratings: Sequence[Rating], item: str = "") -> None:
         """Count one group's ratings of a rater. Groups that wait for an unavailable rater are not counted."""
-        if not ratings or any(rating.status == "unavailable" for rating in ratings):
+        statuses = [rating.status for rating in ratings]
+        if not ratings or "unavailable" in statuses:
             return
-        failed = [i for i, rating in enumerate(ratings) if rating.status not in {"ok", "abstain"}]
+        failed = [i for i, status in enumerate(statuses) if status not in _NO_FAILURE]
         why = _reason(ratings[failed[0]]) if failed else ABSTAINED
         example = f"sample {failed[0]} of item {item[:80]!r}: {why}" if failed else ""
         recent = self._recent.setdefault(rater, deque(maxlen=_RECENT_GROUPS))
         recent.append(_Group(len(ratings), len(failed), example))
-        if any(rating.status == "ok" for rating in ratings):
+        if "ok" in statuses:
             self._in_a_row.pop(rater, None)
             return
         self._in_a_row[rater] = self._in_a_row.get(rater, 0) + 1
