@@ -6,6 +6,7 @@ one alone, so that it is trained once. Columns run over all sequences one after 
 """
 
 import math
+import operator
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -326,16 +327,16 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         if not len(self):
             raise SchemaError("sequences: a group needs at least one")
         total = self.n_tokens
-        cuts = self.cuts()
-        if cuts[0] != 0 or cuts[-1] != total or (cuts[1:] <= cuts[:-1]).any():
+        cuts: list[int] = self.cuts().tolist()
+        if cuts[0] != 0 or cuts[-1] != total or not all(map(operator.lt, cuts, cuts[1:])):
             raise SchemaError(f"offsets: must rise from 0 to the {total} tokens, with no empty sequence")
         tokens = view(self.tokens, "int32", total, "tokens")
-        if tokens.min() < 0:
+        if np.minimum.reduce(tokens) < 0:
             raise SchemaError("tokens: a token id is negative")
         mask = self.mask
         if self.logprobs is not None:
             _check_logprobs(view(self.logprobs, "float32", total, "logprobs"), mask)
-        if mask[cuts[:-1]].any():
+        if any(self.loss_mask[start >> 3] >> (start & 7) & 1 for start in cuts[:-1]):
             raise SchemaError("loss_mask: the first token of a sequence follows nothing, so it cannot be trained on")
         if self.token_advantages is not None:
             values = view(self.token_advantages, "float32", total, "token_advantages")
@@ -388,10 +389,11 @@ def check_turn_parents(parents: list[list[int]], rewards: list[list[float]]) -> 
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
-    lowest, highest = float(logprobs.min()), float(logprobs.max())  # NaN where any is
+    # the reductions themselves: an array's methods cost as much again where it has a few thousand numbers
+    lowest, highest = float(np.minimum.reduce(logprobs)), float(np.maximum.reduce(logprobs))  # NaN where any is
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise SchemaError("logprobs: NaN or infinite")
     if highest > 1e-4:
         raise SchemaError("logprobs: positive, so no log-probability")
-    if bool(((logprobs != 0) > mask).any()):
+    if np.count_nonzero((logprobs != 0) > mask):
         raise SchemaError("logprobs: not 0 at a position the loss mask leaves out")
