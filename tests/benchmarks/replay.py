@@ -1,12 +1,12 @@
 """Rate of a replay beside the rate of reading the same history raw: `python tests/benchmarks/replay.py --groups 2000`.
 
-One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
-of 64 messages without acknowledgement, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
-replay decodes and checks each group, rates it with three inline raters, normalizes and commits it. `--raters numeric`
-(the default) rate by figures that a sample comes with, so that what is measured is the replay; `--raters text` split
-each completion twice, which is the raters' own cost. Each is run `--rounds` times in turn, and the median is printed,
-with the processor time that a group took, here and in workers (starting them included). All of it shares the machine's
-cores, the server included.
+One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the client library alone: a pull
+consumer, fetches of 64 messages without acknowledgement, nothing decoded. Read is the bus's own reader, likewise
+nothing decoded. The replay decodes and checks each group, texts included, rates it with three inline raters, normalizes
+and commits it. `--raters figures` read no text, `--raters numeric` (the default) the length of one, so that what is
+measured is the replay; `--raters text` split each completion twice, which is the raters' own cost. Each is run
+`--rounds` times in turn, and the median is printed, with the processor time that a group took, here and in workers
+(starting them included). All of it shares the machine's cores, the server included.
 """
 
 import argparse
@@ -45,7 +45,11 @@ from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSp
 
 RUN, ENV = "bench", "env"
 SAMPLES, TOKENS, PROMPT = 8, 256, 32
-RATERS = {"numeric": ("characters", "stopped", "tokens"), "text": ("words", "distinct", "tokens")}
+RATERS = {
+    "figures": ("third", "stopped", "tokens"),
+    "numeric": ("characters", "stopped", "tokens"),
+    "text": ("words", "distinct", "tokens"),
+}
 
 
 def config_with(raters: str) -> RunConfig:
@@ -65,6 +69,11 @@ def characters(sample: Sample) -> float:
 @rater(bounds=(0.0, 1.0), inline=True)
 def stopped(sample: Sample) -> float:
     return float(sample.finish_reason == "stop")
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def third(sample: Sample) -> float:
+    return sample.token_count % 3 / 2
 
 
 @rater(bounds=(0.0, 1.0), inline=True)
