@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from health_examination_world import Bools, Floats, Ints, Rater, Run, World, row_mean
+from health_examination_policy import group_advantages
+from health_examination_world import Bools, Floats, Ints, Rater, Run, World
 
 __all__ = ["HONEST", "Setting", "Simulation", "Strategy"]
 
@@ -319,11 +320,9 @@ class Simulation:
             lag = min(len(self.past), s.lag if s.lag < 2 else int(rng.integers(1, s.lag + 1)))
             count = min(s.batch, self.groups - stored)
             a = self.answer(self.past[-lag] if lag else self.policy, self.draw(count), s.samples, stored)
-            centred = a["scores"] - row_mean(a["scores"])[:, None]
-            deviation = np.sqrt(row_mean(centred**2))
-            a["advantages"] = centred / np.where(deviation > 1e-6, deviation, np.inf)[:, None]
+            a["advantages"] = group_advantages(a["scores"])
             a["step"] = np.full(count, self.step - lag)
-            used = np.flatnonzero(np.nan_to_num(deviation) > 1e-6)
+            used = np.flatnonzero(np.nan_to_num(a["advantages"]).any(axis=1))
             pending += [(stored + i, self.step - lag, {k: v[i] for k, v in a.items()}) for i in used]
             parts.append(a)
             stored += count
