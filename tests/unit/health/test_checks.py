@@ -509,6 +509,16 @@ def test_answers_that_are_few_from_the_start_are_no_collapse(groups, monitor):
     assert {results["mode_collapse"].severity for results in groups.windows(monitor, 5, yes_or_no)} == {"ok"}
 
 
+def test_one_group_of_long_answers_among_short_ones_is_no_collapse(groups, monitor):
+    """Short answers are alike by being right; two long ones that are alike are too few to judge by."""
+
+    def choices(i):
+        lengths = [40, 40, *[6] * 6] if i % 64 == 5 else [6] * 8
+        return groups.score(lengths=lengths, signals={"texts": [i + 1] * 8})
+
+    assert {results["mode_collapse"].severity for results in groups.windows(monitor, 5, choices)} == {"ok"}
+
+
 def test_a_group_without_signals_is_judged_by_the_rest(groups, monitor):
     (results,) = groups.windows(monitor, 1, lambda _: msgspec.structs.replace(groups.score(), signals=None))
     assert results["entropy"].severity == results["truncated"].severity == results["mode_collapse"].severity == "idle"
