@@ -22,9 +22,10 @@ def made():
         import health_examination
         import health_examination_kinds
         import health_examination_policy
+        import health_third_examination
     finally:
         sys.path.remove(str(BENCHMARKS))
-    return health_examination, health_examination_kinds, health_examination_policy
+    return health_examination, health_examination_kinds, health_examination_policy, health_third_examination
 
 
 def smoothed(values):
@@ -32,7 +33,7 @@ def smoothed(values):
 
 
 def test_a_healthy_policy_learns_what_it_is_paid_for(made):
-    _, kinds, _ = made
+    _, kinds, *_ = made
     run = kinds.make_run("learns fast", 0, 2400)
     assert run.right[:200].mean() < 0.3
     assert run.right[-400:].mean() > 0.9
@@ -41,7 +42,7 @@ def test_a_healthy_policy_learns_what_it_is_paid_for(made):
 
 
 def test_a_policy_that_is_paid_for_nothing_stands_still(made):
-    _, kinds, policy = made
+    _, kinds, policy, _ = made
     useless = kinds.suite(misses=0.5, passes=0.5)
     run = policy.simulate(
         policy.World(raters=(useless,), form_counts=False, skill_rate=0.05, form=0.98),
@@ -53,7 +54,7 @@ def test_a_policy_that_is_paid_for_nothing_stands_still(made):
 
 @pytest.mark.parametrize("kind", ["tampered tests alone", "refusals", "answers copied from the prompt"])
 def test_a_hack_is_paid_what_it_does_not_earn(made, kind):
-    _, kinds, _ = made
+    _, kinds, *_ = made
     run = kinds.make_run(kind, 3, 6000)
     before = slice(run.onset - 400, run.onset)
     assert not run.tricked[: run.onset].any()
@@ -65,7 +66,7 @@ def test_a_hack_is_paid_what_it_does_not_earn(made, kind):
 
 
 def test_the_same_seed_makes_the_same_run(made):
-    _, kinds, _ = made
+    _, kinds, *_ = made
     one, same, other = (kinds.make_run("one family of four", seed, 800) for seed in (5, 5, 6))
     assert np.array_equal(one.ratings, same.ratings)
     assert np.array_equal(one.texts, same.texts)
@@ -73,7 +74,7 @@ def test_the_same_seed_makes_the_same_run(made):
 
 
 def test_a_hack_of_one_family_is_used_in_no_other(made):
-    _, kinds, _ = made
+    _, kinds, *_ = made
     run = kinds.make_run("one family of four", 0, 4800)
     assert run.tricked[run.family == 2].any()
     assert not run.tricked[run.family != 2].any()
@@ -81,7 +82,7 @@ def test_a_hack_of_one_family_is_used_in_no_other(made):
 
 @pytest.mark.parametrize("rule", ["lcb", "min", "mean"])
 def test_ratings_are_joined_as_the_scorer_joins_them(made, rule):
-    _, _, policy = made
+    _, _, policy, _ = made
     rng = np.random.default_rng(2)
     ratings = rng.random((40, 8, 3))
     ratings[rng.random(ratings.shape) < 0.2] = np.nan
@@ -100,7 +101,7 @@ def test_ratings_are_joined_as_the_scorer_joins_them(made, rule):
 
 @pytest.mark.slow
 def test_every_kind_makes_events_that_the_streams_accept(made):
-    examination, kinds, _ = made
+    examination, kinds, *_ = made
     assert len(kinds.HEALTHY) >= 25
     assert len(kinds.HACKS) == 18
     for kind in kinds.HEALTHY | kinds.HACKS:
@@ -110,10 +111,37 @@ def test_every_kind_makes_events_that_the_streams_accept(made):
         assert [score.seq for score, _ in events] == list(range(1, 97))
 
 
+@pytest.mark.slow
+def test_the_third_examination_has_its_kinds_and_makes_events_that_the_streams_accept(made):
+    examination, _, _, third = made
+    assert len(third.HEALTHY) >= 25
+    assert len(third.HACKS) == 18
+    for kind in third.HEALTHY | third.HACKS:
+        run = third.make_run(kind, 0, 96)
+        events = list(examination.events(run))
+        check_scores([score for score, _ in events])
+        check_rewards([reward for _, reward in events])
+        n = run.world.samples
+        assert np.nanmax(np.abs(run.advantages)) <= (n - 1) / n**0.5 + 1e-9  # as far as one sample of grpo can lie
+
+
+@pytest.mark.slow
+def test_a_policy_of_strategies_takes_up_what_is_paid_for(made):
+    *_, third = made
+    run = third.make_run("tampered tests", 1, 6000)
+    before = slice(run.onset - 400, run.onset)
+    assert not run.tricked[: run.onset].any()
+    assert run.tricked[-400:].mean() > 0.5
+    assert run.right[-400:].mean() < run.right[before].mean() - 0.15
+    assert smoothed(run.unearned()).max() > 0.3
+    assert np.nanmax(np.abs(run.unearned()[: run.onset])) == 0
+    assert np.array_equal(run.ratings, third.make_run("tampered tests", 1, 6000).ratings, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     [(0, 10, 0.0, 0.3085), (10, 10, 0.6915, 1.0), (3, 20, 0.0321, 0.3789), (1, 250, 0.0001, 0.0221)],
 )
 def test_bounds_are_those_of_clopper_and_pearson(made, successes, n, low, high):
-    examination, _, _ = made
+    examination, *_ = made
     assert examination.exact_bounds(successes, n) == pytest.approx((low, high), abs=1e-4)
