@@ -68,8 +68,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     promotable: list[RaterConfig] = []
     """Further raters that a promotion may bring in, each as in `raters`. A promotion is a message, so a scorer takes
     from it no code that its own configuration does not name, and no parameters of it: those written here count.
-    Raters known by a name need no entry, save for parameters of code, llm_judge, math, reasoning_gym (which an
-    extension adds) and reward_model. Default none."""
+    Raters known by a name need no entry, save for parameters of code, llm_judge, math, pairwise_judge, reasoning_gym
+    (which an extension adds), reward_model and rubric_judge. Default none."""
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
     patience_s: float = 10.0

@@ -25,7 +25,22 @@ from lachesis.pipeline.common.user_code import argument_problem
 from lachesis.pipeline.tasks.thoughts import opened_thought
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "rating_within", "to_rating"]
+__all__ = [
+    "MAX_FIGURES",
+    "MAX_FIGURE_NAME_CHARS",
+    "FunctionRater",
+    "Rater",
+    "Rating",
+    "RatingStatus",
+    "Sample",
+    "rater",
+    "rating_within",
+    "to_rating",
+]
+
+MAX_FIGURES = 32
+"""Figures of one rating."""
+MAX_FIGURE_NAME_CHARS = 64
 
 RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavailable"]
 """unavailable: infrastructure failed, however often it was tried; this says nothing about the sample."""
@@ -53,15 +68,20 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rating(msgspec.Struct, frozen=True, gc=False):
-    """A raw rating, or None with the reason: `status`, and in words `detail`."""
+    """A raw rating, or None with the reason: `status`, and in words `detail`.
+
+    `figures` are what a rater says further of the sample, by name: how well it meets each criterion of a rubric, say.
+    They enter no score.
+    """
 
     value: float | None
     status: RatingStatus = "ok"
     detail: str = ""
+    figures: Mapping[str, float] | None = None
 
 
-Rated = float | None | Awaitable[float | None]
-RatedGroup = Sequence[float | None] | Awaitable[Sequence[float | None]]
+Rated = float | Rating | None | Awaitable[float | Rating | None]
+RatedGroup = Sequence[float | Rating | None] | Awaitable[Sequence[float | Rating | None]]
 
 
 class Rater:
@@ -230,6 +250,8 @@ def check_bounds(bounds: tuple[float, float] | None, name: str) -> None:
 
 def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
     """Check a rater's result: return a finite number within its bounds, or None with the reason."""
+    if isinstance(value, Rating):
+        return _checked(value, bounds)
     if value is None:
         return Rating(None, "abstain")
     try:
@@ -260,3 +282,26 @@ def rating_within(bounds: tuple[float, float] | None) -> Callable[[object], Rati
         return to_rating(value, bounds)
 
     return judge
+
+
+def _checked(given: Rating, bounds: tuple[float, float] | None) -> Rating:
+    """Return a rating as its rater made it, with its value and figures checked."""
+    if given.value is None:
+        return given if given.status != "ok" else Rating(None, "abstain")
+    rating, figures = to_rating(given.value, bounds), given.figures
+    if figures is None or rating.value is None:
+        return rating
+    if len(figures) <= MAX_FIGURES and all(_is_figure(name, value) for name, value in figures.items()):
+        return Rating(rating.value, figures={name: float(value) for name, value in figures.items()})
+    return Rating(
+        None,
+        "error",
+        f"returned figures {figures!r:.80}; give at most {MAX_FIGURES} finite numbers, with names of at most "
+        f"{MAX_FIGURE_NAME_CHARS} characters and without a slash",
+    )
+
+
+def _is_figure(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_FIGURE_NAME_CHARS or "/" in name:
+        return False
+    return isinstance(value, int | float) and math.isfinite(value)

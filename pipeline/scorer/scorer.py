@@ -113,12 +113,14 @@ class EnvironmentScorer:
         """
         samples: list[Sample] | None = None
         failures: dict[str, str] = {}
+        figures: dict[str, list[float | None]] = {}
         if self._ensemble is not None:
             samples = samples_of(group)
             ratings = await self._ensemble.runner.rate_group(samples)
             for name, column in ratings.items():
                 self.unrated.count(name, column, group.item)
             scores = self._ensemble.ensemble.score(ratings)
+            figures = _figures(ratings)
             self._log_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
             if self._explains:
@@ -138,6 +140,7 @@ class EnvironmentScorer:
             policy_step=group.policy_step,
             scores=scores.scores,
             ratings=scores.ratings,
+            figures=figures,
             lengths=group.sequences.lengths,
             index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
@@ -233,6 +236,18 @@ def load_scorer(
             "says which samples succeed"
         )
     return scorer
+
+
+def _figures(ratings: Mapping[str, Sequence[Rating]]) -> dict[str, list[float | None]]:
+    """Return by `RATER/FIGURE` what raters say further of each sample, None where they say nothing of it."""
+    found: dict[str, list[float | None]] = {}
+    for rater, column in ratings.items():
+        names = dict.fromkeys(name for rating in column for name in rating.figures or ())
+        for name in names:
+            found[f"{rater}/{name}"] = [
+                None if rating.figures is None else rating.figures.get(name) for rating in column
+            ]
+    return found
 
 
 def _first_failure(column: Sequence[Rating]) -> str:

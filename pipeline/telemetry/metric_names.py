@@ -31,6 +31,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
         # groups a, b and c are the attributes in order; kind and rest stand in the name
         (r"curriculum/(?P<a>[^/]+)/ability/(?P<b>.+)", "curriculum.ability", (_ENV, _SKILL)),
         (r"reward/(?P<a>[^/]+)/rater/(?P<b>.+)", "reward.rater", (_ENV, _RATER)),
+        (r"reward/(?P<a>[^/]+)/length_bias/(?P<b>.+)", "reward.length_bias", (_ENV, _RATER)),
         (r"reliability/(?P<a>[^/]+)/(?P<b>.+)", "reliability.share", (_ENV, _RATER)),
         (r"reward_norm/(?P<a>[^/]+)/(?P<b>[^/]+)/(?P<rest>[^/]+)", "reward_norm.{rest}", (_ENV, _COMPONENT)),
         (r"eval/(?P<a>[^/]+)/(?P<rest>avg|pass)@(?P<b>[0-9]+)", "eval.{rest}", (_ENV, _SAMPLES)),

@@ -246,6 +246,7 @@ def _sample(number: int, sample: SampleView) -> Iterator[Text]:
         f"{rater} {_number(value)}" + (f" ({sample.statuses[rater]})" if value is None else "")
         for rater, value in sample.ratings.items()
     ]
+    ratings += [f"{name} {_number(value)}" for name, value in sample.figures.items()]
     own = [f"{name} {_number(value)} (by the environment)" for name, value in sample.rewards.items()]
     if ratings or own:
         yield Text(printable(f"  {', '.join([*ratings, *own])}"), style="dim")

@@ -86,7 +86,7 @@ def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
             ),
             Table(
                 "Raters",
-                ("rater", "mean", "missing", "alpha of all", "alpha without it", "at odds", "with length"),
+                ("rater", "mean", "missing", "alpha of all", "alpha without it", "at odds", "with length", "alone"),
                 [
                     (
                         f"{rater.rater} of {one.name}",
@@ -96,6 +96,7 @@ def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
                         number(rater.alpha_without),
                         "-" if rater.at_odds is None else "yes" if rater.at_odds else "no",
                         number(rater.length),
+                        number(rater.length_bias),
                     )
                     for one in (a, b)
                     for rater in one.raters

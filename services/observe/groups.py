@@ -281,7 +281,8 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     """One sample: what it says beyond the common prompt, and what everybody made of it.
 
-    `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `logprob` is the mean of
+    `ratings` and `statuses` are by rater: a missing rating is None, and its status says why. `figures` are what raters
+    say further, by `RATER/FIGURE`. `logprob` is the mean of
     its `tokens` generated ones, which lie in so many `sequences`; `rewards` are the environment's own. An `excluded`
     sample is not trained on. `turns` are those of a sample that has rewards of turns, whose conversation ends in so
     many `branches`. `calls` are the calls of the model whose tokens are trained on, the first `_MAX_CALLS`; none where
@@ -303,6 +304,7 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[TurnView] = []
     branches: int = 1
     calls: list[CallView] = []
+    figures: dict[str, float] = {}
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,6 +356,7 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
                 turns=_turns(group.sequences, reward, i),
                 branches=branches[i] if branches else 1,
                 calls=calls[i][:_MAX_CALLS] if len(calls[i]) > 1 else [],
+                figures=_figures(score, i),
             )
         )
     return GroupView(
@@ -444,6 +447,12 @@ def _places(sequences: Sequences) -> NDArray[np.int32] | None:
         return sequences.turns()
     except SchemaError:
         return None  # no trainer can use it either, and says why
+
+
+def _figures(score: GroupScore | None, sample: int) -> dict[str, float]:
+    """Return what raters say further of a sample."""
+    columns = {} if score is None else score.figures
+    return {name: value for name, column in columns.items() if (value := column[sample]) is not None}
 
 
 def _statuses(score: GroupScore | None, sample: int) -> dict[str, str]:

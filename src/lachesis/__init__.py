@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.library.scheduler import CurriculumScheduler
     from lachesis.pipeline.normalizer.estimators.estimator import RewardGroup
     from lachesis.pipeline.normalizer.estimators.user_estimator import estimator
-    from lachesis.pipeline.scorer.rater import Sample, rater
+    from lachesis.pipeline.scorer.rater import Rating, Sample, rater
     from lachesis.pipeline.tasks.task import Task
     from lachesis.pipeline.trainer.batch_reader import batches
     from lachesis.pipeline.trainer.inputs.model_input import ModelInput
@@ -43,6 +43,7 @@ __all__ = [
     "ModelInput",
     "PerformanceTracker",
     "RaterUnavailable",
+    "Rating",
     "Reply",
     "RewardEnsemble",
     "RewardGroup",
@@ -80,6 +81,7 @@ _HOMES = {
     "Message": "lachesis.schemas.rollout",
     "ModelInput": "lachesis.pipeline.trainer.inputs.model_input",
     "RaterUnavailable": "lachesis.pipeline.errors",
+    "Rating": "lachesis.pipeline.scorer.rater",
     "Reply": "lachesis.pipeline.environment.session",
     "RewardGroup": "lachesis.pipeline.normalizer.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.library.reward_normalizer",

@@ -103,6 +103,8 @@ def test_a_promotion_brings_in_no_code(code):
         {"rater": "code", "params": {"required": []}},
         {"rater": "code", "params": {"memory_mb": 1 << 40}},
         {"rater": "llm_judge", "params": {"url": "http://evil", "model": "m", "rubric": "r", "key_env": "HOME"}},
+        {"rater": "pairwise_judge", "params": {"url": "http://evil", "model": "m", "rubric": "r"}},
+        {"rater": "rubric_judge", "params": {"url": "http://evil", "model": "m"}},
         {"rater": "reward_model", "params": {"url": "http://evil", "model": "m"}},
         {"rater": "math", "params": {"workers": 100_000}},
         {"rater": "exact_match", "params": {"pattern": {"$ref": "file:///etc/passwd"}}},

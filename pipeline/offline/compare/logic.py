@@ -24,6 +24,7 @@ from lachesis.pipeline.offline.compare.statistics import (
 )
 from lachesis.pipeline.scorer.logic.intervals import Interval, StreamingCI
 from lachesis.pipeline.scorer.logic.krippendorff import RaterReliability
+from lachesis.pipeline.scorer.logic.length_bias import LengthBias
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
 __all__ = [
@@ -97,13 +98,15 @@ class ComparedRevision:
 
 class RaterFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One rater: its ratings, alpha of the others (higher: it is at odds with them), `length` the correlation of its
-    ratings with the length of the answer within a group. `at_odds` None: there is an alpha and no interval of it."""
+    ratings with the length of the answer within a group, `length_bias` the same at equal ratings by the others.
+    `at_odds` None: there is an alpha and no interval of it."""
 
     rater: str
     ratings: Distribution | None
     alpha_without: float | None
     at_odds: bool | None
     length: float | None
+    length_bias: float | None = None
 
 
 class RevisionFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -421,7 +424,7 @@ def _reliability(
             reliability.add_unit(unit)
             streaming.add_unit(score.group, list(unit.values()))
     whole, interval = reliability.whole.alpha(), streaming.interval()
-    without = reliability.leave_one_out()
+    without, bias = reliability.leave_one_out(), LengthBias.of(scores)
     raters = []
     for name in names:
         columns = [(score.ratings[name], score.lengths) for score in scores if name in score.ratings]
@@ -433,6 +436,7 @@ def _reliability(
                 alpha_without=alone,
                 at_odds=_is_at_odds(alone, whole.value, interval),
                 length=within_groups(columns),
+                length_bias=bias.get(name),
             )
         )
     return whole.value, interval, whole.reason, raters

@@ -15,8 +15,10 @@ _BUILTIN = {
     "llm_judge": f"{_HERE}.llm_judge:LLMJudge",
     "math": f"{_HERE}.math:MathRater",
     "numeric": f"{_HERE}.numeric:numeric",
+    "pairwise_judge": f"{_HERE}.pairwise_judge:PairwiseJudge",
     "repetition": f"{_HERE}.repetition:repetition",
     "reward_model": f"{_HERE}.reward_model:RewardModel",
+    "rubric_judge": f"{_HERE}.rubric_judge:RubricJudge",
     "similarity": f"{_HERE}.similarity:similarity",
 }
 

@@ -624,6 +624,7 @@ class GroupPage extends View {
     const ratings = Object.entries(sample.ratings).map(([rater, value]) => [
       element("span", {}, rater), element("span", { class: "meter" }, value === null ? null : element("i", { style: { width: `${100 * Math.max(0, Math.min(1, value))}%` } })), element("span", {}, number(value)),
       value === null ? element("span", { class: "why" }, [sample.statuses[rater], this.detail.view.failures[rater]].filter(Boolean).join(": ")) : null]);
+    const figures = Object.entries(sample.figures).map(([name, value]) => [element("span", {}, name), element("span", { class: "quiet small" }, "not in the score"), element("span", {}, number(value))]);
     const own = Object.entries(sample.rewards).map(([name, value]) => [element("span", {}, name), element("span", { class: "quiet small" }, "by the environment"), element("span", {}, number(value))]);
     return element("article", { class: "card sample", "aria-label": `Sample ${i}` },
       element("div", { class: "sample-head" }, element("h3", {}, `Sample ${i}`), sample.excluded ? pill("not trained on", "warn") : null,
@@ -631,7 +632,7 @@ class GroupPage extends View {
         element("span", { class: "score", title: "score" }, number(sample.score))),
       element("div", { class: "quiet small" }, `${number(sample.tokens)} tokens${sample.sequences > 1 ? ` in ${sample.sequences} sequences` : ""}${sample.branches > 1 ? `, ${sample.branches} branches` : ""}, ended by ${sample.finish_reason}, mean logprob ${number(sample.logprob)}`),
       sample.messages.length ? element("div", {}, sample.messages.map(turn)) : null,
-      ratings.length || own.length ? element("div", { class: "ratings" }, ratings, own) : element("p", { class: "quiet small" }, "No ratings yet."),
+      ratings.length || own.length ? element("div", { class: "ratings" }, ratings, figures, own) : element("p", { class: "quiet small" }, "No ratings yet."),
       this.calls(sample), this.turns(sample),
       sequences.map((columns, place) => [
         sample.sequences > 1 ? element("p", { class: "quiet small" }, `Sequence ${place + 1} of ${sample.sequences}, ended by ${columns.finish_reason}`) : null,

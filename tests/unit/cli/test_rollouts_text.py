@@ -39,6 +39,7 @@ def view(reward: float | None) -> GroupView:
         advantage=0.5,
         rewards={},
         excluded=False,
+        figures={"judge/flipped": 0.25},
     )
     return GroupView(
         row=ROW,
@@ -61,6 +62,11 @@ def test_a_reward_that_is_not_the_score_is_explained(
 ) -> None:
     rollouts._print_group(view(reward))
     assert ("a reward is the score as normalization" in capsys.readouterr().out) is says
+
+
+def test_what_raters_say_further_is_shown_with_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts._print_group(view(1.0))
+    assert "judge/flipped 0.25" in capsys.readouterr().out
 
 
 def test_a_sample_that_was_left_out_is_shown_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

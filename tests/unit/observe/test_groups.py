@@ -104,6 +104,7 @@ async def judge(
     score = GroupScore(
         **about, scores=scores, ratings={"a": [1.0] * len(scores), "b": scores}, lengths=[3] * len(scores),
         statuses=statuses, disagreement=(0.25, 0.5), failures={"b": "too slow"},
+        figures={"a/flipped": [0.25] * len(scores), "a/unit": [None, *[1.0] * (len(scores) - 1)]},
     )  # fmt: skip
     event = ScoreEvent(run="r", env=group.env, revision="live", ensemble="e", raters={}, groups=[score])
     await lab.bus.publish(subjects.event("score", "r", "live", group.env), encode(event), msg_id=f"s{seq}")
@@ -181,6 +182,7 @@ async def test_a_row_says_what_became_of_the_group_and_what_everybody_made_of_it
     first, second = view.samples
     assert [message.content for message in (*first.messages, *second.messages)] == ["x", "y"]
     assert (first.ratings, first.statuses, first.advantage) == ({"a": 1.0, "b": 0.0}, {}, -2.0)
+    assert (first.figures, second.figures) == ({"a/flipped": 0.25}, {"a/flipped": 0.25, "a/unit": 1.0})
     assert (second.ratings["b"], second.statuses, second.score) == (None, {"b": "timeout"}, None)
     assert (view.row.state, view.failures, view.verdict) == ("trained", {"b": "too slow"}, "trainable")
     assert first.logprob == pytest.approx(-1.0)

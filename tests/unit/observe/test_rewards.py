@@ -22,6 +22,20 @@ def test_of_one_environment_the_raters_are_told_and_of_several_each_one() -> Non
     assert describe_rewards(None, {}) == ""
 
 
+def test_a_rater_that_prefers_long_answers_or_whose_verdicts_flip_is_shown_so() -> None:
+    found = rewards_of(
+        {
+            "reward/sums/rater/judge": 0.5,
+            "reward/sums/rater/judge/flipped": 0.25,
+            "reward/sums/length_bias/judge": 0.42,
+            "reward/sums/rater/numeric": 0.2,
+            "reward/sums/length_bias/numeric": -0.1,
+        }
+    )
+    assert found["sums"].length_bias == {"judge": 0.42, "numeric": -0.1}
+    assert describe_rewards(None, found) == "(judge 0.5 [length +0.42], judge/flipped 0.25, numeric 0.2)"
+
+
 def test_an_evaluation_is_read_back_from_the_figures() -> None:
     figures = {"eval/sums/avg@4": 0.4, "eval/sums/low": 0.34, "eval/sums/high": 0.46,
                "eval/sums/step": 10.0, "eval/words/pass@4": 1.0}  # fmt: skip

@@ -187,6 +187,22 @@ OF_RATERS: dict[str, Row] = {
         rater("llm_judge", params={**HERE, "rubric": "?"}),
     ),
     "math": (rater("math", params={"workers": 0}), rater("math")),
+    "pairwise_judge": (
+        [
+            rater("pairwise_judge", params={**AWAY, "rubric": "?"}, retries=0),
+            rater("pairwise_judge", params={**HERE, "model": "other", "rubric": "?"}, retries=0),
+            rater("pairwise_judge", params={**HERE, "rubric": "?", "rounds": 0}),
+        ],
+        rater("pairwise_judge", params={**HERE, "rubric": "?"}),
+    ),
+    "rubric_judge": (
+        [
+            rater("rubric_judge", params={**AWAY, "criteria": ["is right"]}, retries=0),
+            rater("rubric_judge", params=HERE, retries=0),  # its tasks have no rubric
+            rater("rubric_judge", params={**HERE, "criteria": [{"weight": 1}]}),
+        ],
+        rater("rubric_judge", params={**HERE, "criteria": ["is right"]}),
+    ),
     "length": (rater("length", params={"ramp": 0}), rater("length")),
     "numeric": (rater("numeric", params={"pattern": "("}), rater("numeric")),
     "reasoning_gym": (
@@ -359,7 +375,7 @@ class Answers(BaseHTTPRequestHandler):
         elif asked.get("model") != "m":
             self._answer(404, {"error": "no such model"})
         elif self.path == "/v1/chat/completions":
-            self._answer(200, {"choices": [{"message": {"content": '{"score": 5}'}}]})
+            self._answer(200, {"choices": [{"message": {"content": '{"score": 5}, {"better": "A"}, {"1": 1}'}}]})
         elif self.path == "/v1/classify":
             self._answer(200, {"data": [{"probs": [0.5, 0.5]}]})
         else:

@@ -340,6 +340,26 @@ def test_scores_that_are_no_numbers() -> None:
             decode(ScoreEvent, event(scores))
 
 
+@pytest.mark.parametrize("column", [[1.0], [1.0, float("nan")]])
+def test_figures_of_raters_that_are_no_columns(column: list[float | None]) -> None:
+    def event(figures: dict[str, list[float | None]]) -> bytes:
+        item = GroupScore(
+            group=SMALL.id,
+            seq=1,
+            item="i",
+            policy_step=0,
+            scores=[1.0, 1.0],
+            ratings={},
+            lengths=[3, 3],
+            figures=figures,
+        )
+        return encode(ScoreEvent(run="r", env="e", revision="live", ensemble="x", raters={}, groups=[item]))
+
+    assert decode(ScoreEvent, event({"judge/unit": [1.0, None]})).groups[0].figures == {"judge/unit": [1.0, None]}
+    with pytest.raises(SchemaError):
+        decode(ScoreEvent, event({"judge/unit": column}))
+
+
 def test_ledger_entries_that_do_not_add_up() -> None:
     entry = LedgerEntry(
         run="r", trainer="t", index=0, previous=GENESIS, watermark=0, resolved=b"", events_cursor=0

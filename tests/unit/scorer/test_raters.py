@@ -28,6 +28,8 @@ def rate(name, completion, answer=None, *, tokens=5, finish="stop", **params):
 
 NEEDED = {
     "llm_judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "scale": (0.0, 1.0)},
+    "pairwise_judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r"},
+    "rubric_judge": {"url": "http://127.0.0.1:9/v1", "model": "m"},
     "reward_model": {"url": "http://127.0.0.1:9", "model": "m", "route": "classify"},
 }
 

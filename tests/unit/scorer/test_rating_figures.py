@@ -12,7 +12,8 @@ from lachesis.schemas.annotations import GroupScore
 def group(*raters: list[float | None], spread: float = 0.0) -> GroupScore:
     ratings = dict(zip("abc", raters, strict=False))
     return GroupScore(
-        group="0" * 32, seq=1, item="i", policy_step=0, scores=[0.0] * len(raters[0]), ratings=ratings, lengths=[1],
+        group="0" * 32, seq=1, item="i", policy_step=0, scores=[0.0] * len(raters[0]), ratings=ratings,
+        lengths=[1] * len(raters[0]),
         disagreement=None if len(raters) < 2 else (spread, spread),
     )  # fmt: skip
 

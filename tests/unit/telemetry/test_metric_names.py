@@ -48,6 +48,8 @@ HEARTBEAT = (
     "reward/mean",
     "reward/ENV/mean",
     "reward/ENV/rater/RATER",
+    "reward/ENV/rater/RATER/flipped",
+    "reward/ENV/length_bias/RATER",
     "reward/ENV/raters_away",
     "reward_norm/ENV/open_windows",
     "reward_norm/ENV/score/mean",

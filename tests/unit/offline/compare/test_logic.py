@@ -137,6 +137,9 @@ def test_a_rater_that_games_the_score_is_found_where_the_live_score_missed_it(ga
     (bribed,) = (rater for rater in gamed.b.raters if rater.at_odds)
     assert bribed.alpha_without > 0.8 > gamed.b.alpha
     assert bribed.length > 0.9
+    assert bribed.length_bias > 0.9
+    honest = [rater.length_bias for rater in gamed.b.raters if rater.rater != "bribed"]
+    assert all(abs(bias) < 0.35 for bias in honest), honest
     assert gamed.metrics["sign_flips"] > 0.5
     assert gamed.metrics["rank_within"] < 0.6
 
