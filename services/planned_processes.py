@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lachesis.pipeline.config.evaluated import evaluated_environments
+from lachesis.pipeline.config.evaluation_sources import evaluated_environments
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.shared_processes import joined_name, services_in
 from lachesis.pipeline.extension import call_each

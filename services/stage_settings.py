@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.pipeline.batcher.settings import BatcherSettings
-from lachesis.pipeline.config.evaluated import evaluable_steps, evaluated_environments, held_out_rule
+from lachesis.pipeline.config.evaluation_sources import evaluable_steps, evaluated_environments, held_out_rule
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import role_access, server_settings
 from lachesis.pipeline.config.trainer_settings import trainer_settings
-from lachesis.pipeline.curriculum.scope import curriculum_environments
+from lachesis.pipeline.curriculum.drawn_environments import curriculum_environments
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.environment.settings import EnvironmentSettings
 from lachesis.pipeline.evaluator.settings import EvaluatedEnvSettings, EvaluatorSettings

@@ -25,7 +25,6 @@ from lachesis.pipeline.bus.api import (
 )
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore, Fetch
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
-from lachesis.pipeline.bus.copies import read_copy, renew_copies, servers_of
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.direct_get import DirectGetter
 from lachesis.pipeline.bus.failover import Failover
@@ -37,6 +36,7 @@ from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.server_link import ServerLink
 from lachesis.pipeline.bus.server_waits import ServerStall
+from lachesis.pipeline.bus.stream_replicas import read_copy, renew_copies, servers_of
 from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
 __all__ = ["NatsBus"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lachesis.pipeline.config.evaluated import evaluable_steps, evaluated_environments, evaluation_names
+from lachesis.pipeline.config.evaluation_sources import evaluable_steps, evaluated_environments, evaluation_names
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import role_access
 from lachesis.pipeline.config.toml import to_toml

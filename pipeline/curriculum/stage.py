@@ -18,10 +18,14 @@ from numpy.typing import NDArray
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.common.paths import code_name
+from lachesis.pipeline.curriculum.drawn_environments import (
+    curriculum_environments,
+    describe_curriculum,
+    reason_no_curriculum,
+)
 from lachesis.pipeline.curriculum.logic.features import FEATURES, prompt_features
 from lachesis.pipeline.curriculum.logic.learner import NamedItemLearner, PoolLearner
 from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
-from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.curriculum.settings import CurriculumEnv, CurriculumSettings
 from lachesis.pipeline.environment.environment import Environment
 from lachesis.pipeline.environment.held_out import read_held_out

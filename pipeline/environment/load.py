@@ -20,7 +20,7 @@ __all__ = ["environment_kinds", "item_keys_of", "load_environment"]
 
 _BUILTIN = {
     "dataset": "lachesis.pipeline.environment.dataset:Dataset",
-    "spell_backward": "lachesis.pipeline.environment.spelling:SpellBackward",
+    "spell_backward": "lachesis.pipeline.environment.spelling_tasks:SpellBackward",
 }
 
 

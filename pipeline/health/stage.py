@@ -18,7 +18,7 @@ import msgspec
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import InfrastructureError
-from lachesis.pipeline.evaluator.read import decode_evaluation
+from lachesis.pipeline.evaluator.evaluation_reader import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.pipeline.health.logic.alert_novelty import AlertNovelty
 from lachesis.pipeline.health.logic.monitor import CHECKS, LEDGER_CHECK, EnvMonitor

@@ -7,8 +7,8 @@ import anyio
 
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, NotFoundError
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.evaluator.logic.figures import evaluation_figures
-from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.trainer.peer_metrics import PeerMetrics
 

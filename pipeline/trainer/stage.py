@@ -29,7 +29,7 @@ from anyio.abc import TaskGroup
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.errors import CheckpointError, HistoryLostError, InfrastructureError, leaves
-from lachesis.pipeline.evaluator.read import EvaluationReader
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, TrainerState, latest_checkpoint
 from lachesis.pipeline.ledger.offline_start import OfflineStart

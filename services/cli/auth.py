@@ -34,7 +34,7 @@ from lachesis.pipeline.extension import access_of
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
-from lachesis.services.run.scope import scope_of
+from lachesis.services.run.permission_scope import scope_of
 
 __all__ = ["ServerTls", "auth_app", "auth_init", "auth_show", "run_auth_init", "server_tls", "show_auth"]
 

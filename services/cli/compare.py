@@ -21,7 +21,7 @@ from lachesis.services.observe.comparison_page import markdown as as_markdown
 from lachesis.services.observe.comparison_page import page as as_page
 from lachesis.services.output import print_json, print_table, printable
 from lachesis.services.run.connect import open_history
-from lachesis.services.run.losses import warn_of_losses
+from lachesis.services.run.lost_history import warn_of_losses
 
 __all__ = ["compare"]
 

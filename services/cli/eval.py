@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from lachesis.pipeline.common.secrets import without_secrets
-from lachesis.pipeline.config.evaluated import reason_not_evaluated
+from lachesis.pipeline.config.evaluation_sources import reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environment.held_out import kept_record
 from lachesis.pipeline.environment.inference_requests import Inference

@@ -18,7 +18,7 @@ from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_history
-from lachesis.services.run.losses import warn_of_losses
+from lachesis.services.run.lost_history import warn_of_losses
 
 __all__ = ["Format", "export"]
 

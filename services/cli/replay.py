@@ -19,7 +19,7 @@ from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.connect import open_history
-from lachesis.services.run.losses import warn_of_losses
+from lachesis.services.run.lost_history import warn_of_losses
 
 __all__ = ["replay"]
 

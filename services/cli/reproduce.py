@@ -27,7 +27,7 @@ from lachesis.services.cli.progress import bar
 from lachesis.services.cli.train import offline_config
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
-from lachesis.services.run.losses import warn_of_losses
+from lachesis.services.run.lost_history import warn_of_losses
 
 __all__ = ["ReproduceOptions", "Reproduction", "reproduce"]
 

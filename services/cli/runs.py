@@ -25,7 +25,7 @@ from lachesis.services.observe.run_state import FOLDER_FIELDS, RunState, project
 from lachesis.services.observe.runs import look_at_folder, look_at_runs
 from lachesis.services.output import human_number, human_seconds, print_json, print_table, printable
 from lachesis.services.supervisor.detached import start_run, stop_run
-from lachesis.services.supervisor.keeper import keep_detached
+from lachesis.services.supervisor.supervisor_keeper import keep_detached
 
 __all__ = ["runs_app"]
 

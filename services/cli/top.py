@@ -20,10 +20,10 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.common.background_tasks import background
-from lachesis.pipeline.config.evaluated import evaluation_names
+from lachesis.pipeline.config.evaluation_sources import evaluation_names
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
-from lachesis.pipeline.evaluator.read import EvaluationReader
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.notices.text import notice_lines
 from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects

@@ -36,7 +36,7 @@ from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.output import print_json
 from lachesis.services.run.checkpoints import find_checkpoint
 from lachesis.services.run.connect import open_history
-from lachesis.services.run.losses import warn_of_losses
+from lachesis.services.run.lost_history import warn_of_losses
 
 __all__ = ["OFFLINE_FOLDER", "TrainingProgress", "offline_config", "start_model", "train"]
 

@@ -19,14 +19,14 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import disk_room
 from lachesis.pipeline.common.late_output import keep_output
 from lachesis.pipeline.common.stop_signals import stop_signals
-from lachesis.pipeline.config.evaluated import evaluated_environments, evaluation_names, reason_not_evaluated
+from lachesis.pipeline.config.evaluation_sources import evaluated_environments, evaluation_names, reason_not_evaluated
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.servers import key_path
-from lachesis.pipeline.curriculum.scope import describe_curriculum
+from lachesis.pipeline.curriculum.drawn_environments import describe_curriculum
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluator.logic.rates import compare
-from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.pipeline.extension import call_each
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, state_of
 from lachesis.pipeline.trainer.checkpoint_folder import point_to_best

@@ -20,7 +20,7 @@ import msgspec
 from lachesis.pipeline.common.disk import write_when_room_sync
 from lachesis.pipeline.common.fsync import sync_tree
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.trainer.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo.settings import TEACHER_FOLDER

@@ -40,7 +40,7 @@ from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.run_file import write_run_file
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
-from lachesis.services.supervisor.keeper import keep_supervisor
+from lachesis.services.supervisor.supervisor_keeper import keep_supervisor
 
 __all__ = ["run_demo"]
 

@@ -25,7 +25,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.tokenizer_hash import probe_of
-from lachesis.pipeline.config.evaluated import is_held_out
+from lachesis.pipeline.config.evaluation_sources import is_held_out
 from lachesis.pipeline.config.extended import training_config_type
 from lachesis.pipeline.config.run import EvaluationConfig, RunConfig
 from lachesis.pipeline.config.trainer_settings import trainer_settings

@@ -4,7 +4,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.scope import reason_no_curriculum
+from lachesis.pipeline.curriculum.drawn_environments import reason_no_curriculum
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, EnvironmentStanding
 from lachesis.schemas.codec import decode

@@ -17,10 +17,10 @@ from lachesis.pipeline.bus.last_event import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.secrets import without_secrets
-from lachesis.pipeline.config.evaluated import evaluation_names
+from lachesis.pipeline.config.evaluation_sources import evaluation_names
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import DamagedError, InfrastructureError, NotFoundError, StartupError
-from lachesis.pipeline.evaluator.read import EvaluationReader
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.inference.directory import registered_servers
 from lachesis.pipeline.ledger.rollbacks import describe_rollback
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog

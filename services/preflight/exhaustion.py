@@ -22,7 +22,7 @@ from lachesis.pipeline.extension import access_of
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import BUCKET, CALLS, LEDGER, WEIGHTS
 from lachesis.services.output import human_bytes
-from lachesis.services.run.scope import scope_of
+from lachesis.services.run.permission_scope import scope_of
 
 __all__ = ["check_readers", "check_room", "find_exhaustion", "is_closed", "writers_of"]
 

@@ -24,12 +24,12 @@ import numpy as np
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.common.installation import install_command
-from lachesis.pipeline.config.evaluated import held_out_tasks, is_held_out
+from lachesis.pipeline.config.evaluation_sources import held_out_tasks, is_held_out
 from lachesis.pipeline.config.run import THIS_MACHINE, EnvironmentConfig, RunConfig
 from lachesis.pipeline.config.trainer_settings import open_trackers, trainer_settings
+from lachesis.pipeline.curriculum.drawn_environments import curriculum_environments
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import ItemPool
-from lachesis.pipeline.curriculum.scope import curriculum_environments
 from lachesis.pipeline.environment.group_environment import GroupEnvironment
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
 from lachesis.pipeline.environment.probe import probe_environment

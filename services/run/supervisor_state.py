@@ -33,7 +33,7 @@ __all__ = [
 
 STATE_FILE = "supervisor.json"
 KEEPER_FILE = "keeper.json"
-"""Written by the process that starts a supervisor again, see `services/supervisor/keeper.py`."""
+"""Written by the process that starts a supervisor again, see `services/supervisor/supervisor_keeper.py`."""
 SUPERVISOR_LOG = "supervisor.log"
 """In the run's folder: what a supervisor without a terminal prints."""
 _NOTIFY_SOCKET = "NOTIFY_SOCKET"

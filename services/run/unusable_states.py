@@ -17,7 +17,7 @@ import anyio.to_thread
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.skipped_messages import read_skipped, skipping
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.scope import curriculum_environments
+from lachesis.pipeline.curriculum.drawn_environments import curriculum_environments
 from lachesis.pipeline.curriculum.stage import CurriculumWriter, load_items
 from lachesis.pipeline.environment.held_out import read_held_out
 from lachesis.pipeline.errors import HistoryLostError, LedgerError

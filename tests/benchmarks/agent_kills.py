@@ -39,7 +39,7 @@ from integration.audit import Audit, audit
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.evaluator.logic.rates import compare, interval_of
 from lachesis.pipeline.extensions.endpoint.rendering import tool_text
 from lachesis.pipeline.model.policy import build_tiny_policy, save_policy

@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 
 from lachesis.pipeline.environment.session import Session
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.tasks.task import Task
 
 __all__ = ["HOLD", "HeldWords"]

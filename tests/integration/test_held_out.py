@@ -13,7 +13,7 @@ from integration.harness import RUN, SUMS, Run, until
 from integration.servers import Supervised
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.config.evaluated import held_out_tasks
+from lachesis.pipeline.config.evaluation_sources import held_out_tasks
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, best_checkpoint, latest_checkpoint
 from lachesis.schemas import subjects

@@ -14,7 +14,7 @@ from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.errors import StartupError
 from lachesis.services.run.connect import NATS_FOLDER
-from lachesis.services.supervisor.keeper import keep_supervisor
+from lachesis.services.supervisor.supervisor_keeper import keep_supervisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

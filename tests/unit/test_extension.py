@@ -51,7 +51,7 @@ from lachesis.services.planned_processes import planned_processes
 from lachesis.services.preflight import machine
 from lachesis.services.preflight.machine import check_machine, needed_extras
 from lachesis.services.registry import CORE, load_stage, service_of, services
-from lachesis.services.run.scope import scope_of
+from lachesis.services.run.permission_scope import scope_of
 from lachesis.services.supervisor.forkserver import PRELOADED
 
 IMPORTS = "from lachesis.pipeline.extension import *\n"

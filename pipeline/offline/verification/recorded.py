@@ -101,7 +101,7 @@ def check_loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFin
         from lachesis.pipeline.common.trainability import TrainerLimits
         from lachesis.pipeline.model.policy import ModelSetup, load_model
         from lachesis.pipeline.model.tensors import vocabulary_of
-        from lachesis.pipeline.trainer.agreement import losses
+        from lachesis.pipeline.trainer.dtype_comparison import losses
         from lachesis.pipeline.trainer.packed_batch import pack
         from lachesis.pipeline.trainer.sequences import select_trainable
     except ModuleNotFoundError as error:

@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.config.evaluated import held_out_tasks
+from lachesis.pipeline.config.evaluation_sources import held_out_tasks
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig

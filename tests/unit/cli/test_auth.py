@@ -14,7 +14,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.auth import run_auth_init, server_tls, show_auth
 from lachesis.services.cli.options import Options
 from lachesis.services.registry import services
-from lachesis.services.run.scope import scope_of
+from lachesis.services.run.permission_scope import scope_of
 
 
 def init(folder: Path, run: str = "one", *sets: str, force: bool = False) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 from unit.cli.test_env_test_command import folder, server
 
-from lachesis.pipeline.config.evaluated import held_out_tasks
+from lachesis.pipeline.config.evaluation_sources import held_out_tasks
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.environment.load import load_environment

@@ -10,7 +10,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.extension import access_of
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.planned_processes import planned_processes
-from lachesis.services.run.scope import scope_of
+from lachesis.services.run.permission_scope import scope_of
 
 VARIABLES = {
     "STUDENT_MODEL": "org/student",

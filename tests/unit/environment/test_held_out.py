@@ -10,7 +10,7 @@ import pytest
 from stages import run_evaluator
 
 from lachesis import Environment, Task
-from lachesis.pipeline.config.evaluated import held_out_tasks
+from lachesis.pipeline.config.evaluation_sources import held_out_tasks
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.known_strategies import STRATEGIES

@@ -7,7 +7,7 @@ import pytest
 
 from lachesis import Environment, Task
 from lachesis.pipeline.environment.load import item_keys_of, load_environment
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.errors import EnvironmentCodeError
 from lachesis.schemas.errors import ConfigError
 

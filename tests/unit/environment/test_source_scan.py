@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lachesis.pipeline.environment import spelling
+from lachesis.pipeline.environment import spelling_tasks
 from lachesis.pipeline.environment.source_files import scan_files
 from lachesis.pipeline.environment.source_scan import MAX_SOURCE_BYTES, EnvironmentField, find_environments
 from lachesis.schemas.errors import ConfigError
@@ -71,7 +71,7 @@ def test_environments_of_ours_and_of_verifiers_are_found_with_their_parameters()
     assert (theirs.name, theirs.family, [one.name for one in theirs.fields]) == (
         "load_environment", "verifiers", ["split"],
     )  # fmt: skip
-    (builtin,) = find_environments(Path(spelling.__file__).read_bytes())
+    (builtin,) = find_environments(Path(spelling_tasks.__file__).read_bytes())
     assert builtin.name == "SpellBackward"
 
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from lachesis.pipeline.config.evaluated import evaluation_names
+from lachesis.pipeline.config.evaluation_sources import evaluation_names
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.errors import HistoryLostError
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.evaluator.logic.history import EvaluationHistory
-from lachesis.pipeline.evaluator.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode

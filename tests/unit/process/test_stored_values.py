@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
-from lachesis.pipeline.config.evaluated import held_out_rule
+from lachesis.pipeline.config.evaluation_sources import held_out_rule
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environment.epoch import Claimer, EpochOrder
 from lachesis.pipeline.environment.epoch_claims import EpochClaims

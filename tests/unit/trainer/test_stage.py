@@ -23,7 +23,7 @@ from lachesis.pipeline.errors import (
     LedgerError,
     OutOfMemoryError,
 )
-from lachesis.pipeline.evaluator.read import EvaluationReader
+from lachesis.pipeline.evaluator.evaluation_reader import EvaluationReader
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.ledger.checkpoint_state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.ledger.checkpoint_sums import write_sums

@@ -15,7 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import StoredValueError
 from lachesis.pipeline.extensions.atropos.gateway.keys import stored_key
 from lachesis.pipeline.extensions.atropos.gateway.logic.buffer import Buffer
-from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
+from lachesis.pipeline.extensions.atropos.gateway.logic.handed_batches import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.posts import StoredPosts
 from lachesis.pipeline.extensions.atropos.gateway.logic.registry import Registry
 from lachesis.pipeline.runtime.stored_values import unreadable_value

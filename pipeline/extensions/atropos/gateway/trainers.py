@@ -25,7 +25,7 @@ import msgspec
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.errors import LedgerError
-from lachesis.pipeline.extensions.atropos.gateway.logic.handing import Consumer
+from lachesis.pipeline.extensions.atropos.gateway.logic.handed_batches import Consumer
 from lachesis.pipeline.extensions.atropos.gateway.logic.scored import to_scored
 from lachesis.pipeline.extensions.atropos.gateway.protocol import RegisterTrainer
 from lachesis.pipeline.extensions.atropos.gateway.settings import GatewaySettings

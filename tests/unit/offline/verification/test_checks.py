@@ -15,8 +15,8 @@ from lachesis.pipeline.offline.verification.checks import (
     distribution,
     loss_agreement,
 )
-from lachesis.pipeline.trainer.agreement import losses
 from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.dtype_comparison import losses
 from lachesis.pipeline.trainer.packed_batch import pack
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.environment.load import load_environment
 from lachesis.pipeline.environment.rollout import collect_group
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError
 from lachesis.testing import FakeInference

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lachesis.pipeline.config.evaluated import (
+from lachesis.pipeline.config.evaluation_sources import (
     evaluable_steps,
     evaluated_environments,
     held_out_tasks,

@@ -7,8 +7,12 @@ from stages import run_curriculum
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.drawn_environments import (
+    curriculum_environments,
+    describe_curriculum,
+    reason_no_curriculum,
+)
 from lachesis.pipeline.curriculum.known_strategies import STRATEGIES
-from lachesis.pipeline.curriculum.scope import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.services.cli.health import _print
 from lachesis.services.observe.health import read_health
 from lachesis.services.stage_settings import curriculum_settings
