@@ -35,6 +35,7 @@ _BUCKETS = 2
 """Buckets of one size: those of a run of 8000 groups are some 13."""
 _MAX_RATERS, _MAX_SKILLS = 6, 8
 """Raters that are compared, 30 pairs, and skills that are looked at apart."""
+_STATE_VERSION = 2
 
 
 class _Group(msgspec.Struct, array_like=True):
@@ -45,8 +46,8 @@ class _Group(msgspec.Struct, array_like=True):
 
 
 class _Learning(msgspec.Struct, array_like=True):
-    """Sums over the first groups, of raters x and y and of the logarithm of length, l: centred within groups over all
-    samples, and again over those that x rates high."""
+    """Sums over the first groups, of raters x and y and of the logarithm of length, l: centred within groups, and of y
+    over the samples that x rates high and over the others."""
 
     x: str
     y: str
@@ -58,10 +59,6 @@ class _Learning(msgspec.Struct, array_like=True):
     ll: float = 0.0
     high: int = 0
     high_y: float = 0.0
-    high_length: float = 0.0
-    high_yy: float = 0.0
-    high_yl: float = 0.0
-    high_ll: float = 0.0
     low: int = 0
     low_y: float = 0.0
     groups: int = 0
@@ -89,13 +86,8 @@ class _Learning(msgspec.Struct, array_like=True):
         high = [row for row in rows if row[0] > threshold]
         self.high += len(high)
         self.high_y += sum(y for _, y, _ in high)
-        self.high_length += sum(length for _, _, length in high)
         self.low += len(rows) - len(high)
         self.low_y += sum(y for x, y, _ in rows if x <= threshold)
-        for _, y, length in _centred(high):
-            self.high_yy += y * y
-            self.high_yl += y * length
-            self.high_ll += length * length
 
     @property
     def ranks(self) -> bool:
@@ -114,22 +106,19 @@ class _Learning(msgspec.Struct, array_like=True):
 
 
 class _Witness(msgspec.Struct, array_like=True):
-    """What the first groups say of y as a witness of x: by how much more it gives what x rates high (`contrast`), and
-    by how much that changes with the logarithm of length, around `length` (`slope`, its squared error `square`).
+    """What the first groups say of y as a witness of x: by how much more it gives what x rates high (`contrast`).
     `high`: above it x rates high."""
 
     x: str
     y: str
     high: float
     contrast: float
-    length: float
-    slope: float
-    square: float
 
 
 class _Bucket(msgspec.Struct, array_like=True):
     """Sums over the groups of some points. Of a group: n samples that x rates high, the sums of their ratings by y and
-    of these less what length explains (`part`), and of their deviations of length; and its mean score."""
+    of the logarithms of their lengths l, products of these sums, and those of deviations within the group, of which
+    `free` are independent; and its mean score."""
 
     points: int = 0
     groups: int = 0
@@ -138,10 +127,14 @@ class _Bucket(msgspec.Struct, array_like=True):
     y: float = 0.0
     ny: float = 0.0
     yy: float = 0.0
-    part: float = 0.0
-    npart: float = 0.0
-    partpart: float = 0.0
     length: float = 0.0
+    nl: float = 0.0
+    yl: float = 0.0
+    ll: float = 0.0
+    free: float = 0.0
+    within_yy: float = 0.0
+    within_yl: float = 0.0
+    within_ll: float = 0.0
     scored: int = 0
     score: float = 0.0
     squares: float = 0.0
@@ -164,9 +157,18 @@ class _Bucket(msgspec.Struct, array_like=True):
         """Return y's mean of what x rates high, with its squared error; samples of a group are alike."""
         return _ratio(self.y, self.yy, self.ny, self)
 
-    def rating_beside_length(self) -> tuple[float, float]:
-        """Return the same of what length does not explain."""
-        return _ratio(self.part, self.partpart, self.npart, self)
+    def rating_beside_length(self, slope: float) -> tuple[float, float]:
+        """Return the same of ratings less `slope` times the logarithm of length."""
+        squares = self.yy - 2 * slope * self.yl + slope * slope * self.ll
+        return _ratio(self.y - slope * self.length, squares, self.ny - slope * self.nl, self)
+
+    def slope(self) -> tuple[float, float]:
+        """Return by how much y rises with the logarithm of length within groups, with its squared error."""
+        if self.within_ll <= 0:
+            return 0.0, 0.0
+        slope = self.within_yl / self.within_ll
+        left = max(0.0, self.within_yy - slope * self.within_yl)
+        return slope, left / max(1.0, self.free - 1) / self.within_ll
 
 
 class _Comparison(NamedTuple):
@@ -209,7 +211,7 @@ class _Series(msgspec.Struct):
 
     def find_fall(self, witness: _Witness) -> _Comparison | None:
         """Return the clearest fall while what x rates high and the score rise, None if there is none."""
-        while self._has_learned(splits := list(self._splits(witness))):
+        while self._has_learned(splits := list(self._splits())):
             self.forgotten += self.buckets.pop(0).points
         found = None
         for place, before, now, compared in splits:
@@ -223,7 +225,7 @@ class _Series(msgspec.Struct):
                 found = compared
         return found
 
-    def _splits(self, witness: _Witness) -> Iterator[tuple[int, _Bucket, _Bucket, _Comparison]]:
+    def _splits(self) -> Iterator[tuple[int, _Bucket, _Bucket, _Comparison]]:
         """Yield each split with enough on both sides: how many buckets are before it, and both sides compared."""
         whole = sum(self.buckets, _Bucket())
         before = _Bucket()
@@ -231,7 +233,7 @@ class _Series(msgspec.Struct):
             before = before + bucket
             now = whole - before
             if now.points >= _MIN_NOW and before.enough and now.enough:
-                yield place, before, now, _compare(before, now, witness)
+                yield place, before, now, _compare(before, now)
 
     def _has_learned(self, splits: Iterable[tuple[int, _Bucket, _Bucket, _Comparison]]) -> bool:
         """Return whether y's mean rose, or fell from early on: then the oldest groups no longer say what is usual."""
@@ -272,11 +274,11 @@ class UnconfirmedGain(Check):
 
     Every split of the run so far is compared, by the errors of the means over groups, at logarithmically many places:
     in all groups, and in each of at most eight skills. z > 4 warns, and quarantines if it lasts; z > 5.5 quarantines.
-    The fall has to be certain with and without what length explains, and more than a twentieth of the difference
-    between what x rates high and low. If an earlier stretch lay as low, tasks come in waves, and it is no fall. Groups
-    before a rise are forgotten, since learning raises what is usual. So are those before a fall that begins in the
-    first 2,048 groups, in which form may be learned before what is worth more. Of more than six raters, the first six
-    by name are compared. The value is z.
+    The fall has to be certain with and without what length explains, by how much y follows it within the groups before
+    the split, and more than a twentieth of the difference between what x rates high and low. If an earlier stretch lay
+    as low, tasks come in waves, and it is no fall. Groups before a rise are forgotten, since learning raises what is
+    usual. So are those before a fall that begins in the first 2,048 groups, in which form may be learned before what is
+    worth more. Of more than six raters, the first six by name are compared. The value is z.
     """
 
     name = "unconfirmed_gain"
@@ -358,10 +360,10 @@ class UnconfirmedGain(Check):
             "left": self._left, "points": self._points, "high": self._high, "learning": self._learning,
             "witnesses": self._witnesses, "series": self._series, "skills": self._skills,
         }  # fmt: skip
-        return {name: msgspec.to_builtins(value) for name, value in state.items()}
+        return {"version": _STATE_VERSION, **{name: msgspec.to_builtins(value) for name, value in state.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "witnesses" not in state:  # of a build whose check compared slopes
+        if state.get("version") != _STATE_VERSION:  # of a build that compared other sums
             return
         self._left = convert_plain("health state", list[_Group], state["left"])
         self._points = convert_plain("health state", int, state["points"])
@@ -402,11 +404,7 @@ def _witness(learning: _Learning, threshold: float) -> _Witness | None:
     contrast = learning.high_y / learning.high - learning.low_y / learning.low
     if contrast <= 0:
         return None
-    slope = square = 0.0
-    if learning.high_ll > 0:
-        slope = learning.high_yl / learning.high_ll
-        square = max(0.0, learning.high_yy - slope * learning.high_yl) / learning.high / learning.high_ll
-    return _Witness(learning.x, learning.y, threshold, contrast, learning.high_length / learning.high, slope, square)
+    return _Witness(learning.x, learning.y, threshold, contrast)
 
 
 class _Opinion(NamedTuple):
@@ -414,15 +412,20 @@ class _Opinion(NamedTuple):
 
     n: int
     y: float
-    part: float
     length: float
+    within_yy: float
+    within_yl: float
+    within_ll: float
     score: float | None
 
 
 def _said(group: _Group, witness: _Witness) -> _Opinion:
-    high = [(y, log - witness.length) for x, y, log in _rows(group, witness.x, witness.y) if x > witness.high]
-    y, length = sum(row[0] for row in high), sum(row[1] for row in high)
-    return _Opinion(len(high), y, y - witness.slope * length, length, group.score)
+    high = [row for row in _rows(group, witness.x, witness.y) if row[0] > witness.high]
+    yy = yl = ll = 0.0
+    for _, y, length in _centred(high):
+        yy, yl, ll = yy + y * y, yl + y * length, ll + length * length
+    ratings, lengths = sum(row[1] for row in high), sum(row[2] for row in high)
+    return _Opinion(len(high), ratings, lengths, yy, yl, ll, group.score)
 
 
 def _bucket(groups: Sequence[_Opinion]) -> _Bucket:
@@ -435,10 +438,14 @@ def _bucket(groups: Sequence[_Opinion]) -> _Bucket:
         y=sum(group.y for group in groups),
         ny=sum(group.n * group.y for group in groups),
         yy=sum(group.y * group.y for group in groups),
-        part=sum(group.part for group in groups),
-        npart=sum(group.n * group.part for group in groups),
-        partpart=sum(group.part * group.part for group in groups),
         length=sum(group.length for group in groups),
+        nl=sum(group.n * group.length for group in groups),
+        yl=sum(group.y * group.length for group in groups),
+        ll=sum(group.length * group.length for group in groups),
+        free=sum(max(0, group.n - 1) for group in groups),
+        within_yy=sum(group.within_yy for group in groups),
+        within_yl=sum(group.within_yl for group in groups),
+        within_ll=sum(group.within_ll for group in groups),
         scored=len(scores),
         score=sum(scores),
         squares=sum(score * score for score in scores),
@@ -452,14 +459,16 @@ def _ratio(total: float, squares: float, products: float, of: _Bucket) -> tuple[
     return value, spread / of.n**2 * of.groups / max(1, of.groups - 1)
 
 
-def _compare(before: _Bucket, now: _Bucket, witness: _Witness) -> _Comparison:
+def _compare(before: _Bucket, now: _Bucket) -> _Comparison:
     (first, first_square), (last, last_square) = before.rating(), now.rating()
-    (part, part_square), (last_part, last_part_square) = before.rating_beside_length(), now.rating_beside_length()
+    slope, slope_square = before.slope()
+    part, part_square = before.rating_beside_length(slope)
+    last_part, last_part_square = now.rating_beside_length(slope)
     grown = now.length / now.n - before.length / before.n
     degrees = min(before.groups, now.groups) - 1
     return _Comparison(
         _z(first - last, first_square + last_square, degrees),
-        _z(part - last_part, part_square + last_part_square + witness.square * grown * grown, degrees),
+        _z(part - last_part, part_square + last_part_square + slope_square * grown * grown, degrees),
         first,
         last,
         now.groups,

@@ -174,6 +174,29 @@ def test_a_judge_that_dislikes_length_does_not_contradict_answers_that_grow(grou
 
 
 @pytest.mark.slow
+def test_a_trick_that_shortens_answers_to_a_tenth_is_seen(groups):
+    """The judge likes length a little: by how much, thousands of groups before the trick say better than the first."""
+    rng, onset = groups.rng, 64 * 72
+
+    def make(i):
+        share = 0.6 * min(1.0, max(0.0, (i - onset) / 320))
+        good = [rng.random() < 0.4 for _ in range(8)]
+        trick = [not fine and rng.random() < share for fine in good]
+        lengths = [max(1, int(rng.lognormvariate(6, 0.35) * (0.1 if bad else 1))) for bad in trick]
+        worth = [0.8 if fine else 0.75 if bad else 0.3 for fine, bad in zip(good, trick, strict=True)]
+        judge = [w + 0.02 * math.log(n / 400) + rng.gauss(0, 0.12) for w, n in zip(worth, lengths, strict=True)]
+        exact = [float(fine or bad) for fine, bad in zip(good, trick, strict=True)]
+        scores = [(a + b) / 2 for a, b in zip(exact, judge, strict=True)]
+        signals = {"logprobs": [-0.5] * 8, "texts": list(range(8))}
+        return groups.score(ratings={"exact": exact, "judge": judge}, scores=scores, lengths=lengths, signals=signals)
+
+    found = follow(make, 96)
+    assert severities(found[:73]) <= {"idle", "ok"}
+    assert severities(found[-12:]) <= {"warn", "quarantine"}
+    assert "rises by exact, and of what it rates high judge" in found[-1].reason
+
+
+@pytest.mark.slow
 def test_form_that_is_learned_first_is_no_such_gain(groups):
     """At first only good answers have form; all of them do after 1,500 groups, when most are no better."""
 
