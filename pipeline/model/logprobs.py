@@ -66,10 +66,10 @@ NOTHING_FURTHER: Final = PassInputs()
 class SampledLogprobs:
     """How one model's logprobs are computed: the precision of its passes and the way to its logits.
 
-    `precision`: of matrix products; weights, softmax and what is returned stay in float32. `entropy_gradient`: whether
-    the entropy has a gradient too. `by_device`: slices are as large as the device allows, and kept for the backward
-    pass where they fit; else they are a CPU's, and computed twice. `checked`: what is sliced is compared with the whole
-    once; a model without values cannot be.
+    `precision`: of matrix products; weights, softmax and what is returned stay in float32. `float32_head`: those of the
+    output head are in float32 all the same. `entropy_gradient`: whether the entropy has a gradient too. `by_device`:
+    slices are as large as the device allows, and kept for the backward pass where they fit; else they are a CPU's, and
+    computed twice. `checked`: what is sliced is compared with the whole once; a model without values cannot be.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class SampledLogprobs:
         model: Any,
         precision: torch.dtype = torch.float32,
         *,
+        float32_head: bool = False,
         entropy_gradient: bool = False,
         by_device: bool = False,
         checked: bool = True,
@@ -85,6 +86,7 @@ class SampledLogprobs:
         self.by_device = by_device
         self.device_memory: Callable[[torch.device], DeviceMemory] = DeviceMemory.now
         self.precision = precision
+        self.float32_head = float32_head
         self.entropy_gradient = entropy_gradient
         self._body = None
         self._head = None
@@ -165,8 +167,7 @@ class SampledLogprobs:
             ids_NK: torch.Tensor | None = None,
             allowed_NW: torch.Tensor | None = None,
         ) -> _Picked:
-            with self._autocast(hidden_NH.device.type):
-                logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
+            logits_NV = self._logits(hidden_NH)
             if ids_NK is None and allowed_NW is None and self._picks_by_row(logits_NV.device):
                 return pick_logprobs(logits_NV, targets_N, temperature)
             logits_NV = logits_NV.float() / temperature
@@ -182,6 +183,15 @@ class SampledLogprobs:
         shape = tokens_BT[:, 1:].shape
         others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None
         return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape), others_BTC
+
+    def _logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Return the logits; where there is no head apart, what came from the model are logits."""
+        if self._head is None:
+            return hidden_NH
+        if self.float32_head:
+            hidden_NH = hidden_NH.float()
+        with self._autocast(hidden_NH.device.type, enabled=not self.float32_head):
+            return self._head(hidden_NH)  # type: ignore[no-any-return]
 
     def _picks_by_row(self, device: torch.device) -> bool:
         """Return whether a row's logprob and entropy are computed without a softmax of all rows at once."""
@@ -222,7 +232,7 @@ class SampledLogprobs:
         assert self._head is not None  # noqa: S101 - who asks has one
         targets_only = inputs.keys() == {"hidden_NH", "targets_N"}
         by_kernel = kind == "cuda" and targets_only and self._picks_by_row(inputs["targets_N"].device)
-        in_bfloat16 = by_kernel and self.precision is torch.bfloat16
+        in_bfloat16 = by_kernel and self.precision is torch.bfloat16 and not self.float32_head
         return self._head.weight.shape[0] * (2 if in_bfloat16 else 4)  # type: ignore[no-any-return]
 
     def _gives_the_same(self) -> bool:
@@ -236,8 +246,9 @@ class SampledLogprobs:
             ours = self._head(self._body(input_ids=tokens_1T, use_cache=False).last_hidden_state).float()
         return bool((whole - ours).abs().max() <= _ROUNDING_TOLERANCE * whole.abs().max().clamp(min=1e-6))
 
-    def _autocast(self, device: str) -> AbstractContextManager[None]:
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.precision is torch.bfloat16)
+    def _autocast(self, device: str, *, enabled: bool = True) -> AbstractContextManager[None]:
+        enabled = enabled and self.precision is torch.bfloat16
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=enabled)
 
 
 def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -219,6 +219,10 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
     float32 on a CPU. Default auto."""
+    float32_head: bool = False
+    """Where matrix products are bfloat16, compute those of the output head in float32, so that logits are not rounded
+    (ScaleRL, arXiv:2510.13786): logprobs come nearer to the exact ones, for more time and memory on a GPU, where that
+    was not measured. Not for a model whose head does more than multiply. Default false."""
     device_kernels: bool = True
     """Compute as suits the device: AdamW in one fused kernel, and slices of logits by its memory, which stay there for
     the backward pass where they fit. false: AdamW as torch chooses, and slices of the size that a CPU takes. Both are

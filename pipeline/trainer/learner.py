@@ -126,10 +126,15 @@ class Learner:
         self.peak_rate = config.peak_rate(trained)
         precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
         entropy_gradient, by_device = config.loss.entropy_coef > 0, config.device_kernels
-        present = self._sampled.precision, self._sampled.entropy_gradient, self._sampled.by_device
-        if present != (precision, entropy_gradient, by_device):
+        now = self._sampled
+        present = now.precision, now.float32_head, now.entropy_gradient, now.by_device
+        if present != (precision, config.float32_head, entropy_gradient, by_device):
             self._sampled = SampledLogprobs(
-                self.model, precision, entropy_gradient=entropy_gradient, by_device=by_device
+                self.model,
+                precision,
+                float32_head=config.float32_head,
+                entropy_gradient=entropy_gradient,
+                by_device=by_device,
             )
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
@@ -254,7 +259,7 @@ class Learner:
             if self.reference is None:
                 with self.model.disable_adapter():
                     return self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
-            sampled = SampledLogprobs(self.reference, self._sampled.precision)
+            sampled = SampledLogprobs(self.reference, self._sampled.precision, float32_head=self._sampled.float32_head)
             return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
 
     def non_finite_groups(self, batch: PackedBatch) -> list[str]:

@@ -83,6 +83,7 @@ def plan_memory(
         sampled = SampledLogprobs(
             model,
             torch.bfloat16 if learner.uses_bfloat16(memory.kind) else torch.float32,
+            float32_head=learner.float32_head,
             entropy_gradient=learner.loss.entropy_coef > 0,
             by_device=learner.device_kernels,
             checked=False,

@@ -34,9 +34,14 @@ class ShardedPolicy(nn.Module):
         self.model = model
         precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
         self.entropy_gradient = config.loss.entropy_coef > 0
+        self.float32_head = config.float32_head
         self.by_device = config.device_kernels
         self._sampled = SampledLogprobs(
-            model, precision, entropy_gradient=self.entropy_gradient, by_device=self.by_device
+            model,
+            precision,
+            float32_head=self.float32_head,
+            entropy_gradient=self.entropy_gradient,
+            by_device=self.by_device,
         )
         mesh = init_device_mesh(device.type, (ranks.size,))
         for module in model.modules():

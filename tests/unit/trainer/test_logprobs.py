@@ -104,6 +104,32 @@ def test_in_bfloat16_only_the_products_are():
     assert {value.grad.dtype for value in model.parameters()} == {torch.float32}
 
 
+def test_a_float32_head_brings_bfloat16_nearer_to_the_exact_logprobs():
+    model, dtypes = a_model(MODELS["qwen3, QK norm"]), set()
+    with torch.no_grad():
+        model.lm_head.weight *= 30  # logits as large as a trained model's
+    precise, _ = SampledLogprobs(model)(TOKENS, 1.0, MASK)
+    rounded, _ = SampledLogprobs(model, torch.bfloat16)(TOKENS, 1.0, MASK)
+    model.lm_head.register_forward_hook(lambda _module, args, logits: dtypes.update((args[0].dtype, logits.dtype)))
+    nearer, _ = SampledLogprobs(model, torch.bfloat16, float32_head=True)(TOKENS, 1.0, MASK)
+    assert dtypes == {torch.float32}
+    assert 0 < (nearer - precise).abs().mean() < 0.8 * (rounded - precise).abs().mean()
+    nearer.sum().backward()
+    assert {value.grad.dtype for value in model.parameters()} == {torch.float32}
+
+
+def test_a_learner_takes_up_the_head_s_precision_and_gives_it_up(small_policy, batch):
+    policy, kls = small_policy(), []
+    start = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    learner = Learner(policy.model, LearnerConfig(precision="bfloat16"))
+    data = batch(policy, 0)
+    for on in (False, True, False):
+        policy.model.load_state_dict(start)
+        learner.configure(LearnerConfig(precision="bfloat16", float32_head=on))
+        kls.append(learner.step(data).kl)
+    assert kls[0] == kls[2] != kls[1]
+
+
 def test_layers_computed_again_change_no_gradient_and_switch_no_dropout_on(small_policy, batch):
     policy = small_policy()
     data, calls, norms = batch(policy, 0), [], []
