@@ -239,8 +239,9 @@ async def test_what_branches_begin_with_has_one_answer_that_is_stored_once(lab, 
         """As real ones, it computes the same tokens with other roundings in another request."""
 
         async def prompt_top_logprobs(self, tokens, k):
+            rounding = 1 + 1e-6 * self.calls
             found = await super().prompt_top_logprobs(tokens, k)
-            return found._replace(logprobs=found.logprobs * (1 + 1e-6 * self.calls))
+            return found._replace(logprobs=(found.logprobs * rounding).astype(np.float32))
 
     servers["teacher"] = Rounding()
     config = RunConfig(
