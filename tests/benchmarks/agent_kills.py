@@ -272,7 +272,7 @@ def report(records: Records, cost: Cost, kills: list[Kill]) -> bool:
     )
     print(f"{len(ids)} groups, {doubled} stored twice; samples begun again or diverged: {dict(notes) or 'none'}")
     print(f"audit: {records.found}")
-    faults = records.found.violations or doubled or cost.sampled_again
+    faults = records.found.violations or doubled or cost.sampled_again or not cost.answers
     return not faults and 100 * gained.value >= REQUIRED_POINTS
 
 
@@ -301,7 +301,8 @@ def main() -> None:
     print(f"run: exit code {code}, {time.monotonic() - begun_s:.0f} s", flush=True)
     records = anyio.run(read_records, folder)
     noted = [json.loads(line) for line in notes.read_bytes().splitlines()]
-    noted = [note for note in noted if note["parent"] in killed.lives]  # others are of trials before the run
+    # without those of trials before the run
+    noted = [note for note in noted if killed.lives.intersection(note["parents"])]
     stored = session_keys(records.groups, (place / "sessions.token").read_text().strip())
     is_well = report(records, count_cost(noted, stored, killed.kills), killed.kills)
     sys.exit(bool(killed.lost or code or not is_well))

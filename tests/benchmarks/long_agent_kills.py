@@ -2,6 +2,9 @@
 
     python tests/benchmarks/long_agent_kills.py --out runs/long-agents
     python tests/benchmarks/long_agent_kills.py --out runs/long-agents-unrecorded --record never
+    python tests/benchmarks/long_agent_kills.py --out runs/long-agents-before --against COMMIT
+
+With `--against` the run is one of the build of that commit; the agents, the kills and the audit are this tree's.
 
 The environment with its endpoint, the inference server and nats-server are killed -9 in turn, each after a number of
 answers that is drawn, in the middle of conversations of a model with random weights. Prints the seconds of generation
@@ -12,12 +15,15 @@ that an agent had was lost or sampled again, and nothing was stored twice.
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +36,7 @@ from benchmarks import reversing_agent, talking_agent
 from benchmarks.agent_kills import AGAIN, Kill, count_cost
 from benchmarks.demo_kills import kill, pids
 from benchmarks.recording_endpoint import free_port
+from benchmarks.speed.run import tree_of
 from integration.audit import Audit, audit
 
 from lachesis.pipeline.bus.connection import connect
@@ -82,7 +89,7 @@ class Notes:
 
     def read(self) -> list[dict[str, Any]]:
         lines = self._place.read_bytes().splitlines() if self._place.exists() else []
-        return [note for note in map(json.loads, lines) if note["parent"] in self.lives]
+        return [note for note in map(json.loads, lines) if self.lives.intersection(note["parents"])]
 
     def wait_for(self, answers: int, up: "subprocess.Popen[bytes]") -> None:
         """Wait until there are so many answers more."""
@@ -108,6 +115,8 @@ def kill_at_random(folder: Path, up: "subprocess.Popen[bytes]", notes: Notes, ro
     """Kill each kind of process once a round, in an order that is drawn. Exits if a successor does not come."""
     draw, kills = random.Random(seed), list[Kill]()
     while not (folder / "pids.json").exists() or VICTIMS[0] not in pids(folder):
+        if up.poll() is not None:
+            sys.exit(f"the run ended with code {up.returncode}")
         time.sleep(0.1)
     for _ in range(rounds):
         for name in draw.sample(VICTIMS, len(VICTIMS)):
@@ -131,6 +140,16 @@ async def read_records(folder: Path) -> tuple[Audit, list[RolloutGroup]]:
         return await audit(bus, RUN), groups
 
 
+@contextmanager
+def build_of(commit: str | None) -> Iterator[dict[str, str]]:
+    """Yield the environment variables of processes of a commit's build; None: of this tree's."""
+    if commit is None:
+        yield dict(os.environ)
+        return
+    with tree_of(commit) as tree:
+        yield {**os.environ, "PYTHONPATH": str(tree / "src")}
+
+
 def main() -> None:
     arguments = parse()
     place: Path = arguments.out.absolute()
@@ -145,13 +164,14 @@ def main() -> None:
     given = {"run": RUN, "record": arguments.record, "python": sys.executable, "agent": agent, "port": free_port()}
     (place / "run.toml").write_text(CONFIG.format(**given, notes=place / "notes"))
     command = [sys.executable, "-m", "lachesis", "up", "--config", "run.toml"]
-    with (place / "up.log").open("wb") as log:
-        up = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        kills = kill_at_random(folder, up, notes, arguments.rounds, arguments.seed)
-    finally:
-        up.terminate()
-        up.wait()
+    with build_of(arguments.against) as variables:
+        with (place / "up.log").open("wb") as log:
+            up = subprocess.Popen(command, cwd=place, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            kills = kill_at_random(folder, up, notes, arguments.rounds, arguments.seed)
+        finally:
+            up.terminate()
+            up.wait()
     found, groups = anyio.run(read_records, folder)
     stored = Counter(
         tuple(message.content for message in talk if message.role == "assistant")
@@ -161,7 +181,11 @@ def main() -> None:
     keys = {key for key, said in notes.conversations().items() if said in stored}
     cost = count_cost(notes.read(), keys, kills)
     doubled = len(groups) - len({group.id for group in groups})
-    print(f'record = "{arguments.record}", seed {arguments.seed}: {len(kills)} kills, {cost.answers} answers of agents')
+    build = f", the build of {arguments.against}" if arguments.against else ""
+    print(
+        f'record = "{arguments.record}", seed {arguments.seed}{build}: {len(kills)} kills, {cost.answers} answers of '
+        "agents"
+    )
     print(
         f"generation lost for each kill: {cost.answers_s / len(kills):.2f} s in answers that agents had, "
         f"{cost.interrupted_s / len(kills):.2f} s in answers under way; {cost.sampled_again} sampled again"
@@ -176,6 +200,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder to make and to put the run into")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=2, help="how often each kind of process is killed")
+    parser.add_argument("--against", metavar="COMMIT", help="run the build of this commit")
     parser.add_argument("--record", choices=["auto", "never"], default="auto")
     return parser.parse_args()
 

@@ -25,12 +25,20 @@ MAX_TURNS = 4
 ATTEMPTS = 60
 PAUSE_S = 0.5
 """Before a request is sent again whose answer did not come."""
-PARENT = os.getppid()
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib takes long to load
+        return int(file.read().rpartition(b") ")[2].split()[1])
+
+
+PARENTS = [os.getppid(), parent_of(os.getppid())] if "NOTES" in os.environ else []
+"""The process that started this one, which may be a launcher, and the one that started that."""
 
 
 def note(**fields: object) -> None:
     if "NOTES" in os.environ:
-        own = {"pid": os.getpid(), "parent": PARENT, "key": os.environ["OPENAI_API_KEY"], "s": time.time()}
+        own = {"pid": os.getpid(), "parents": PARENTS, "key": os.environ["OPENAI_API_KEY"], "s": time.time()}
         line = json.dumps({**own, **fields}) + "\n"
         file = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(file, line.encode())  # one write: lines of other agents do not get into it
