@@ -47,7 +47,7 @@ class Failover:
         self._link = link
         self._dial = dial
         self._home = home
-        self._ledger = stream_name(link.run, LEDGER)
+        self._probed_stream = stream_name(link.run, LEDGER)
         self._home_seen = 0  # how often in a row the home has been seen to serve
         self._home_due_s = 0.0
         self._left = 0  # how often a server was found to be cut off
@@ -77,12 +77,12 @@ class Failover:
         if anyio.current_time() < self._ask_s or len(self._link.nc.servers) < 2:
             return
         self._ask_s = anyio.current_time() + random.uniform(*_ASK_INTERVAL_S)
-        if await _serves(self._link, self._ledger):
+        if await _serves(self._link, self._probed_stream):
             self._end_unserved()
             return
         if self._unserved is None:
-            self._unserved = self._link.waits.begin(self._link.server_name, self._ledger)
-        self._unserved.reason = await explain(self._link, self._ledger)
+            self._unserved = self._link.waits.begin(self._link.server_name, self._probed_stream)
+        self._unserved.reason = await explain(self._link, self._probed_stream)
         self._ask_s = 0.0  # at the next look: it may have been busy for a moment
 
     def _end_unserved(self) -> None:
@@ -117,7 +117,7 @@ class Failover:
         if not self._home_due_s:
             self._look_home_later()
             return
-        serves = await self._is_served_at(self._home, self._ledger)
+        serves = await self._is_served_at(self._home, self._probed_stream)
         self._home_seen = self._home_seen + 1 if serves else 0
         if self._home_seen >= _HOME_PROBES and self._link.waits.stall is None:
             log.info("%s serves again; going back there from %s", _address(self._home), self._link.server_name)

@@ -415,10 +415,10 @@ class InferenceClient:
             if params.prompt_logprobs is not None:
                 most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
             small = SamplingParams(n=1, max_tokens=1, logprobs=0)
-            control = msgspec.structs.replace(request, token_ids=token_ids[:1], sampling_params=small)
+            smallest = msgspec.structs.replace(request, token_ids=token_ids[:1], sampling_params=small)
             content = msgspec.json.encode(request)
             answer = await self._request_served(
-                path, most=most, http=http, content=content, control=msgspec.json.encode(control)
+                path, most=most, http=http, content=content, smallest=msgspec.json.encode(smallest)
             )
             payload = len(answer)
             found = self._decoded(path, GenerateResponse, answer)
@@ -454,11 +454,11 @@ class InferenceClient:
         return self._decoded(path, kind, await self._request(method, path, **arguments))
 
     async def _request_served(
-        self, path: str, *, content: bytes, control: bytes | None = None, **arguments: Any
+        self, path: str, *, content: bytes, smallest: bytes | None = None, **arguments: Any
     ) -> bytes:
         """Return the answer of a route that a server of the run has.
 
-        `control`: a smaller request that the server answers if it answers this one. Raises DataError if the request is
+        `smallest`: a smaller request that the server answers if it answers this one. Raises DataError if the request is
         at fault. Raises UnreadableAnswerError if the server also refuses a request that it has answered before, or no
         longer has the route: it may have it again later.
         """
@@ -472,7 +472,7 @@ class InferenceClient:
             if await self._refuses_known(path):
                 raise NotServedError(f"{error} It refuses what it answered before, too.") from error
             raise
-        self.answered.add(path, control or content)
+        self.answered.add(path, smallest or content)
         return answer
 
     async def _refuses_known(self, path: str) -> bool:

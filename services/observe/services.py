@@ -79,8 +79,8 @@ def merged(name: str, beats: Sequence[Heartbeat]) -> ServiceStatus:
         state=min((stage.state for stage in stages), key=_WORST_FIRST.index),
         instances=[beat.instance for beat in beats],
         pids=sorted({beat.pid for beat in beats}),
-        handled=_groups(stages, sum(stage.handled for stage in stages)),
-        emitted=_groups(stages, sum(stage.emitted for stage in stages)),
+        handled=_count_if_known(stages, sum(stage.handled for stage in stages)),
+        emitted=_count_if_known(stages, sum(stage.emitted for stage in stages)),
         redelivered=sum(stage.redelivered for stage in stages),
         retried=sum(stage.retried for stage in stages),
         dead=sum(stage.dead for stage in stages),
@@ -93,7 +93,7 @@ def merged(name: str, beats: Sequence[Heartbeat]) -> ServiceStatus:
     )
 
 
-def _groups(stages: Sequence[StageVitals], count: int) -> int | None:
+def _count_if_known(stages: Sequence[StageVitals], count: int) -> int | None:
     """Return a count of groups, None where there is none and the service has no slots to work on groups either."""
     return count if count or any(stage.slots is not None for stage in stages) else None
 

@@ -130,7 +130,7 @@ class EndpointServer:
         self._peer_addresses = peers
         self._peers: Peers | None = None
         self._live: dict[str, LiveSession] = {}
-        self._served = anyio.Event()
+        self._session_added = anyio.Event()
         """Set when a session is served from then on."""
         self._settled: OrderedDict[str, _SessionReport] = OrderedDict()
         self._open: deque[LiveSession] = deque()
@@ -156,8 +156,8 @@ class EndpointServer:
     def serving(self, live: LiveSession) -> Iterator[str]:
         """Let agents use a session while the context lasts; yields its address."""
         self._live[live.key] = live
-        self._served.set()
-        self._served = anyio.Event()
+        self._session_added.set()
+        self._session_added = anyio.Event()
         try:
             yield f"{self.url}/s/{live.key}"
         finally:
@@ -254,7 +254,7 @@ class EndpointServer:
     async def _taken_up(self, key: str) -> None:
         """Wait until this process has the session with a key."""
         while key not in self._live:
-            await self._served.wait()
+            await self._session_added.wait()
 
     def _not_yet(self, request: Request) -> InfrastructureError | None:
         """Return that a session may still be taken up from the log; None: it may not."""

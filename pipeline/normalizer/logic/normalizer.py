@@ -248,7 +248,9 @@ class EnvNormalizer:
 
         Every membership below `first` must have been given. After that all windows close, the last one included.
         """
-        moved = [HandedOver(group, seq, True, True, None) for seq, group in self._tail if seq >= first]
+        moved = [
+            HandedOver(group, seq, member=True, dead=True, source=None) for seq, group in self._tail if seq >= first
+        ]
         for window, opened in list(self._open.items()):
             for seq in [seq for seq in opened.members if seq >= first]:
                 member = opened.members.pop(seq)
@@ -256,12 +258,12 @@ class EnvNormalizer:
                 opened.waiting.discard(seq)
                 if self._known.get(member.group) == seq:
                     del self._known[member.group]
-                moved.append(HandedOver(member.group, seq, True, member.resolved, member.source))
+                moved.append(HandedOver(member.group, seq, member=True, dead=member.resolved, source=member.source))
             if not opened.members:
                 del self._open[window]
         for group, ahead in list(self._ahead.items()):
             moved += [
-                HandedOver(group, one.seq, False, True, one.source)
+                HandedOver(group, one.seq, member=False, dead=True, source=one.source)
                 for one in ahead
                 if one.values is None and one.seq >= first
             ]
