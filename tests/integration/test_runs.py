@@ -160,7 +160,7 @@ async def test_a_run_trains_without_a_terminal_and_its_results_are_shown(shell: 
     await shell.call("runs", "start", "--config", "run.toml", "--no-wait")
     found = await shell.until("finished")
     assert (found["step"], found["steps"]) == (4, 4)
-    assert set(found["rewards"]["sums"]) == {"mean", "success", "raters"}
+    assert {"mean", "success", "raters"} <= set(found["rewards"]["sums"])
     (results,) = json.loads(await shell.call("runs", "results", "up", "--json"))
     assert (results["state"], results["step"]) == ("finished", 4)
     assert results["sequences"] == 64

@@ -34,6 +34,9 @@ with INTERPRETER_HOLDS.watched():
         assert INTERPRETER_HOLDS.was_held_since(began_s)
         while INTERPRETER_HOLDS._ended_s < began_s or INTERPRETER_HOLDS._note.size:
             time.sleep(0.02)
+        armed_s = INTERPRETER_HOLDS._armed_s
+        while INTERPRETER_HOLDS._armed_s == armed_s:  # its thread empties the note before it has recorded the hold
+            time.sleep(0.02)
     print(INTERPRETER_HOLDS.describe(), flush=True)
 """
 """Holds its interpreter until a byte comes, again and again until it has said so."""
