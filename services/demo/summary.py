@@ -139,7 +139,7 @@ def summarize(
     `figures`: one mapping a step, as `latest_figures` gives them.
     """
     config, evals = observed.config, observed.evals
-    groups = sum(len(batch.groups) for batch in observed.batches.values())
+    groups = observed.outcomes["batched"]
     tokens = sum(batch.tokens for batch in observed.batches.values())
     run = msgspec.structs.replace(
         observed.state(now_ns=0),

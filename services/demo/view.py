@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.services.demo.observed import RunObservation
+from lachesis.services.observe.run_state import RunState
 from lachesis.services.observe.services import ServiceStatus
 from lachesis.services.output import SafeConsole, human_seconds, printable
 
@@ -36,30 +37,32 @@ async def showing(observed: RunObservation, started: float) -> AsyncIterator[Non
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
             _live if terminal else _lines,
-            lambda width: progress_line(observed, time.monotonic() - started, width),
+            lambda state, width: progress_line(observed, state, time.monotonic() - started, width),
             observed,
         )
         yield
         tasks.cancel_scope.cancel()
 
 
-async def _live(line: Callable[[int], str], observed: RunObservation) -> None:
+async def _live(line: Callable[[RunState, int], str], observed: RunObservation) -> None:
     with Live(auto_refresh=False, transient=True, console=SafeConsole()) as live:
         while True:
-            text = Text(line(live.console.width), style="bold", no_wrap=True)
+            state = observed.state(time.time_ns())
+            text = Text(line(state, live.console.width), style="bold", no_wrap=True)
             waits = [Text(printable(wait), style="yellow") for wait in observed.waits()]
-            live.update(Group(text, stage_table(observed), *waits), refresh=True)
+            live.update(Group(text, stage_table(state), *waits), refresh=True)
             await anyio.sleep(_LIVE_S)
 
 
-async def _lines(line: Callable[[int], str], observed: RunObservation) -> None:
+async def _lines(line: Callable[[RunState, int], str], observed: RunObservation) -> None:
     width = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
     said: list[str] = []
     try:
         while True:
             await anyio.sleep(_LINE_S)
-            shown = line(width)
-            slowest = f" | {_slowest(observed)}"
+            state = observed.state(time.time_ns())
+            shown = line(state, width)
+            slowest = f" | {_slowest(state)}"
             print(shown + slowest if len(shown + slowest) <= width else shown, flush=True)
             waits = observed.waits()
             for wait in waits:
@@ -67,19 +70,18 @@ async def _lines(line: Callable[[int], str], observed: RunObservation) -> None:
                     print(f"       {printable(wait)}", flush=True)
             said = waits
     finally:
-        print(line(width), flush=True)  # how far it came
+        print(line(observed.state(time.time_ns()), width), flush=True)  # how far it came
 
 
 def _shortened(points: list[str]) -> list[str]:
     return points if len(points) <= _POINTS else [points[0], "...", *points[1 - _POINTS :]]
 
 
-def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
+def progress_line(observed: RunObservation, state: RunState, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
     """Return the state of the run in one line of at most `width` characters.
 
-    The last figures are left out first.
+    The last figures are left out first. `state`: that of `observed` now.
     """
-    state = observed.state(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
     restarts = state.restarts.get("supervisor", 0)
     stopped = ", ".join(observed.stopped())
@@ -113,12 +115,12 @@ def fitting(parts: Sequence[str], width: int) -> str:
     return line[:width]
 
 
-def stage_table(observed: RunObservation) -> Table:
+def stage_table(state: RunState) -> Table:
     """Return the figures of every stage."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "state", "lag", "handled", "dead", "wait p99", "process p99"):
         table.add_column(name, justify="left" if name in {"stage", "state"} else "right", no_wrap=True)
-    for row in observed.state(time.time_ns()).services:
+    for row in state.services:
         table.add_row(row.service, *_cells(row))
     return table
 
@@ -128,15 +130,14 @@ def _cells(row: ServiceStatus) -> list[str]:
     return [row.state, *counts, *(human_seconds(value) or "-" for value in (row.wait.p99, row.process.p99))]
 
 
-def _slowest(observed: RunObservation) -> str:
+def _slowest(state: RunState) -> str:
     """Name lag and p99 of the stages that wait or work, briefly."""
-    rows = observed.state(time.time_ns()).services
     shown = [
         f"{row.service} {'' if row.lag is None else f'lag {row.lag} '}p99 {human_seconds(row.process.p99)}"
-        for row in rows
+        for row in state.services
         if row.process.p99
     ]
-    started = ", ".join(row.service for row in rows)
+    started = ", ".join(row.service for row in state.services)
     return ", ".join(shown) or "starting: " + (started or "waiting for the first service")
 
 

@@ -23,7 +23,7 @@ from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import DemoSummary, WallTimes, latest_figures, summarize
-from lachesis.services.demo.view import progress_line, showing, stage_table
+from lachesis.services.demo.view import showing, stage_table
 from lachesis.services.observe.run_state import SUMMARY_FIELDS, StateName, project
 
 CONFIG = demo_config(DemoOptions(run="r", steps=2))
@@ -68,6 +68,10 @@ def summary(
     walls = WallTimes(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
     places = {"config": "/a b/run.toml"}
     return summarize(observed, PREPARED, list(figures), walls, state=state, gate=gate, places=places)
+
+
+def progress_line(observed: RunObservation, elapsed_s: float, width: int = 120) -> str:
+    return view.progress_line(observed, observed.state(0), elapsed_s, width)
 
 
 def with_evaluations(*events: EvalEvent) -> RunObservation:
@@ -315,7 +319,7 @@ def test_the_live_table_has_a_row_for_each_service() -> None:
     observed.heartbeat(beat("trainer", 3, "3-c", 1))
     observed.heartbeat(beat("batcher", 2, "2-b", 4, [0.5]))
     console = Console(width=80, file=StringIO())
-    console.print(stage_table(observed))
+    console.print(stage_table(observed.state(0)))
     rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [row.split()[0] for row in rows] == ["stage", "batcher", "trainer"]
     assert rows[1].split()[1:6] == ["ok", "-", "4", "0", "500"]
