@@ -29,7 +29,7 @@ from lachesis.pipeline.model.packed_attention import packed_pass
 from lachesis.pipeline.model.packed_rows import PackedRows
 from lachesis.pipeline.model.picked_logprobs import has_kernel, pick_logprobs
 
-__all__ = ["NOTHING_FURTHER", "PassInputs", "SampledLogprobs", "token_logprobs"]
+__all__ = ["NOTHING_FURTHER", "LogprobSettings", "PassInputs", "SampledLogprobs", "token_logprobs"]
 
 log = logging.getLogger("lachesis")
 
@@ -63,13 +63,26 @@ NOTHING_FURTHER: Final = PassInputs()
 """Tokens alone."""
 
 
-class SampledLogprobs:
-    """How one model's logprobs are computed: the precision of its passes and the way to its logits.
+class LogprobSettings(NamedTuple):
+    """How logprobs are computed.
 
     `precision`: of matrix products; weights, softmax and what is returned stay in float32. `float32_head`: those of the
     output head are in float32 all the same. `entropy_gradient`: whether the entropy has a gradient too. `by_device`:
     slices are as large as the device allows, and kept for the backward pass where they fit; else they are a CPU's, and
-    computed twice. `checked`: what is sliced is compared with the whole once; a model without values cannot be.
+    computed twice.
+    """
+
+    precision: torch.dtype = torch.float32
+    float32_head: bool = False
+    entropy_gradient: bool = False
+    by_device: bool = False
+
+
+class SampledLogprobs:
+    """How one model's logprobs are computed: the precision of its passes and the way to its logits.
+
+    The arguments are those of `LogprobSettings`. `checked`: what is sliced is compared with the whole once; a model
+    without values cannot be.
     """
 
     def __init__(
@@ -97,6 +110,11 @@ class SampledLogprobs:
         if checked and not self._gives_the_same():
             log.info("%s does more than multiply for its logits: they are computed whole", type(model).__name__)
             self._body = self._head = None
+
+    @property
+    def settings(self) -> LogprobSettings:
+        """How logprobs are computed."""
+        return LogprobSettings(self.precision, self.float32_head, self.entropy_gradient, self.by_device)
 
     @property
     def is_sliced(self) -> bool:

@@ -28,6 +28,7 @@ from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.gradient import BatchGradient, BatchPasses
 from lachesis.pipeline.trainer.inputs.model_inputs import ModelInputs
 from lachesis.pipeline.trainer.layers import compile_layers, decoder_layers, recompute_layers
+from lachesis.pipeline.trainer.logprob_settings import logprob_settings
 from lachesis.pipeline.trainer.loss import LossMetrics, LossOutput, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.trainer.memory import (
     RandomState,
@@ -124,18 +125,9 @@ class Learner:
         self.config = config
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
-        precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
-        entropy_gradient, by_device = config.loss.entropy_coef > 0, config.device_kernels
-        now = self._sampled
-        present = now.precision, now.float32_head, now.entropy_gradient, now.by_device
-        if present != (precision, config.float32_head, entropy_gradient, by_device):
-            self._sampled = SampledLogprobs(
-                self.model,
-                precision,
-                float32_head=config.float32_head,
-                entropy_gradient=entropy_gradient,
-                by_device=by_device,
-            )
+        settings = logprob_settings(config, self.device.type)
+        if self._sampled.settings != settings:
+            self._sampled = SampledLogprobs(self.model, **settings._asdict())
         if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
         recompute_layers(self.trained, on=self.fit.recomputes)
@@ -259,7 +251,8 @@ class Learner:
             if self.reference is None:
                 with self.model.disable_adapter():
                     return self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
-            sampled = SampledLogprobs(self.reference, self._sampled.precision, float32_head=self._sampled.float32_head)
+            settings = self._sampled.settings
+            sampled = SampledLogprobs(self.reference, settings.precision, float32_head=settings.float32_head)
             return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT, given)[0]
 
     def non_finite_groups(self, batch: PackedBatch) -> list[str]:

@@ -26,6 +26,7 @@ from lachesis.pipeline.model.tensors import merged_tensors
 from lachesis.pipeline.trainer.adapters import with_adapters
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.layers import decoder_layers, recompute_layers
+from lachesis.pipeline.trainer.logprob_settings import logprob_settings
 from lachesis.pipeline.trainer.optimizer import has_fused_adamw
 from lachesis.pipeline.trainer.step_size import WeightsBeforeStep
 
@@ -80,14 +81,7 @@ def plan_memory(
         _take_off_meta(model)
         reference = live.now if learner.loss.kl_coef and lora is None else 0  # a second model of the same size
         recompute_layers(model, on=recompute and bool(decoder_layers(model)))
-        sampled = SampledLogprobs(
-            model,
-            torch.bfloat16 if learner.uses_bfloat16(memory.kind) else torch.float32,
-            float32_head=learner.float32_head,
-            entropy_gradient=learner.loss.entropy_coef > 0,
-            by_device=learner.device_kernels,
-            checked=False,
-        )
+        sampled = SampledLogprobs(model, checked=False, **logprob_settings(learner, memory.kind)._asdict())
         sampled.device_memory = lambda _: memory._replace(free=memory.total - reference - live.now)
         weights = live.now
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

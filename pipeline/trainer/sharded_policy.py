@@ -15,9 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, PassInputs, SampledLogprobs
+from lachesis.pipeline.model.logprobs import NOTHING_FURTHER, LogprobSettings, PassInputs, SampledLogprobs
 from lachesis.pipeline.trainer.collectives import Ranks
 from lachesis.pipeline.trainer.config import LearnerConfig
+from lachesis.pipeline.trainer.logprob_settings import logprob_settings
 
 __all__ = ["ShardedPolicy", "shard_like", "whole"]
 
@@ -32,17 +33,7 @@ class ShardedPolicy(nn.Module):
     def __init__(self, model: Any, config: LearnerConfig, ranks: Ranks, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        precision = torch.bfloat16 if config.uses_bfloat16(device.type) else torch.float32
-        self.entropy_gradient = config.loss.entropy_coef > 0
-        self.float32_head = config.float32_head
-        self.by_device = config.device_kernels
-        self._sampled = SampledLogprobs(
-            model,
-            precision,
-            float32_head=self.float32_head,
-            entropy_gradient=self.entropy_gradient,
-            by_device=self.by_device,
-        )
+        self._sampled = SampledLogprobs(model, **logprob_settings(config, device.type)._asdict())
         mesh = init_device_mesh(device.type, (ranks.size,))
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
@@ -50,6 +41,11 @@ class ShardedPolicy(nn.Module):
         # The pass goes through this module, so that its hooks gather what is in no layer: embeddings, norm and head.
         fully_shard(self, mesh=mesh, reshard_after_forward=True)
         model.to(device)  # its buffers
+
+    @property
+    def settings(self) -> LogprobSettings:
+        """How logprobs are computed."""
+        return self._sampled.settings
 
     @property
     def precision(self) -> torch.dtype:
