@@ -30,7 +30,8 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How a group is collected, for any environment."""
 
     request_timeout_s: Positive = 120.0
-    """Seconds one request to the inference server may take before it counts as failed. Default 120."""
+    """Seconds one request to the inference server may take before it counts as failed. Each time-out doubles them for
+    that request, up to four times as many. Default 120."""
     attempts: PositiveInt = 4
     """Tries of a request, and continuations of an aborted sample, before the group is abandoned. Default 4."""
     backoff_s: Positive = 0.5
@@ -97,7 +98,8 @@ class EnvironmentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     advantage: AdvantageConfig | None = None
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Positive = 120.0
-    """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+    """Seconds until one turn must be generated; a late one is an infrastructure failure, and is requested again with
+    twice the time, at most four times as much. Default 120."""
     lost_samples: Literal["refill", "drop", "abandon"] = "refill"
     """What to do with a group that lost samples because its inference server became unavailable: no process listens,
     the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: the lost samples are generated

@@ -47,6 +47,8 @@ __all__ = [
 T = TypeVar("T")
 
 _MAX_PAUSE_S = 30.0
+_LONGEST_TIMEOUT = 4
+"""How many times the configured time a request may take that timed out again and again."""
 _NO_MASK = (
     "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
     "set top_p = 1, or let the reference server sample"
@@ -343,10 +345,13 @@ class InferenceRequests:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
-        timeout_s = self._config.request_timeout_s
         failures = self._failures[request] = list[Exception]()
+        timeouts = 0
 
         async def attempt() -> T:
+            nonlocal timeouts
+            # Each request that timed out doubles the time of the next: a server that is only slow answers in the end.
+            timeout_s = self._config.request_timeout_s * min(2**timeouts, _LONGEST_TIMEOUT)
             try:
                 with HOOKS.fail_after(timeout_s):
                     return await request()
@@ -354,7 +359,11 @@ class InferenceRequests:
                 failures.append(error)
                 if isinstance(error, InfrastructureError):
                     raise
-                raise InfrastructureError(str(error) or f"no answer within {timeout_s:g} s") from error
+                timeouts += 1
+                raise InfrastructureError(
+                    str(error) or f"no answer within {timeout_s:g} s; if the server is only slow, fewer groups at once "
+                    "(environments.*.concurrency), or shorter answers, make it quicker"
+                ) from error
 
         with self.waiting():
             try:

@@ -139,6 +139,14 @@ def ends_recur(ends_s: Sequence[float], now_s: float) -> bool:
     return now_s - ends_s[-1] <= max(_MIN_LIFE_S, _USUAL_LIVES * lives_s[-2])
 
 
+def _mend_of_ends(fact: ProcessFact, how: str) -> str:
+    again = "it is started again each time" + (f"; see {fact.log}" if fact.log else "")
+    if "out of memory" not in how:
+        return again
+    helps = "`lachesis plan` says what a step takes and which settings make it less; " * ("trainer" in fact.services)
+    return f"{helps}more memory, or fewer programs beside it; {again}"
+
+
 def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProcess], now: Moment) -> Iterator[Notice]:
     """Yield notices of processes that end or do not become ready, as their supervisor sees them."""
     for fact in facts:
@@ -154,7 +162,7 @@ def end_notices(facts: Iterable[ProcessFact], heard_pids: Mapping[int, HeardProc
                 what=f"{fact.name}{often if fact.ends > 1 else ''} {what}",
                 since_ns=None if since is None else now.ago_ns(since),
                 why=why,
-                mend=f"it is started again each time; see {fact.log}" if fact.log else "it is started again each time",
+                mend=_mend_of_ends(fact, what),
                 held_up=held_up_by(*fact.services),
                 stops=bool(fact.failing) and not _SPARE.issuperset(fact.services),
             )

@@ -212,10 +212,11 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Decoupled weight decay. Default 0."""
     grad_clip: Positive = 1.0
     """Largest L2 norm of the gradient of the whole batch. Default 1."""
-    max_tokens_per_microbatch: PositiveInt = 16384
+    max_tokens_per_microbatch: PositiveInt | Literal["auto"] = "auto"
     """Tokens of one forward and backward pass; where rows are padded (see packing), rows * longest row. Bounds memory,
     changes no result beyond rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit
-    into memory, half as many are taken from then on, and the trainer says so. Default 16384."""
+    into a GPU's memory, half as many are taken from then on, and the trainer says so. auto: 16384 on a GPU, 4096 on a
+    CPU, which is as fast with few and where the kernel ends a process that takes too much. Default auto."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
     float32 on a CPU. Default auto."""
@@ -267,6 +268,12 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def uses_bfloat16(self, device: str) -> bool:
         """Return whether matrix products are computed in bfloat16 on a device of this type ("cpu", "cuda")."""
         return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
+
+    def microbatch_tokens(self, device: str) -> int:
+        """Return the most tokens of one pass on a device of this type: cpu, cuda."""
+        if self.max_tokens_per_microbatch == "auto":
+            return 4096 if device == "cpu" else 16384
+        return self.max_tokens_per_microbatch
 
     def peak_rate(self, parameters: int) -> float:
         """Return the rate after the warm-up for a model of so many trainable parameters."""

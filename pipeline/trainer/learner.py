@@ -140,7 +140,7 @@ class Learner:
             )
 
     def _fit_of(self, config: LearnerConfig) -> StepFit:
-        tokens, recompute = config.max_tokens_per_microbatch, config.recompute_layers
+        tokens, recompute = config.microbatch_tokens(self.device.type), config.recompute_layers
         return StepFit.of(tokens, recompute, can_recompute=bool(decoder_layers(self.trained)))
 
     @property

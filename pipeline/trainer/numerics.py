@@ -21,12 +21,15 @@ def numerics_of(settings: TrainerSettings, device: torch.device) -> Numerics:
 
     The threads of this process must be set already.
     """
+    learner = settings.training.learner
+    tokens = learner.microbatch_tokens(device.type)  # as a number: the record may be read on another device
+    learner = msgspec.structs.replace(learner, max_tokens_per_microbatch=tokens)
     return Numerics(
         torch=str(torch.__version__),
         processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        learner=msgspec.json.encode(settings.training.learner).decode(),
+        learner=msgspec.json.encode(learner).decode(),
         shuffle_seed=settings.shuffle_seed,
         inputs=tuple(code_name(one.input) for one in settings.training.inputs),
     )
@@ -47,7 +50,7 @@ def with_packing(numerics: Numerics, *, packed: bool) -> Numerics:
 def microbatch_at(numerics: Numerics, step: int) -> int:
     """Return how many tokens a micro-batch of the step after the first `step` had at most."""
     found = [tokens for first, tokens in numerics.microbatches if first <= step]
-    return found[-1] if found else learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
+    return found[-1] if found else learner_on_record(numerics.learner.encode()).microbatch_tokens("cpu")
 
 
 def _processor() -> str:

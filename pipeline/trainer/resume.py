@@ -75,9 +75,10 @@ def _keep_fit(checkpoint: Checkpoint) -> None:
     numerics, learner = checkpoint.state.numerics, checkpoint.learner
     if numerics is None:
         return
-    allowed = learner_on_record(numerics.learner.encode()).max_tokens_per_microbatch
-    if allowed == learner.config.max_tokens_per_microbatch:
-        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps), learner.device.type)
+    device = learner.device.type
+    allowed = learner_on_record(numerics.learner.encode()).microbatch_tokens(device)
+    if allowed == learner.config.microbatch_tokens(device):
+        learner.fit = learner.fit.beginning_with(microbatch_at(numerics, learner.steps), device)
 
 
 def load_reference(settings: TrainerSettings, setup: ModelSetup) -> Any:

@@ -28,6 +28,9 @@ def demo(
         bool, typer.Option("--distill", help="Learn from a better teacher too: on-policy distillation. tiny only.")
     ] = False,
     gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
+    save_model: Annotated[
+        Path | None, typer.Option("--save-model", metavar="DIR", help="Write the model to this new folder, and end.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Build the model again and ignore the cache.")] = False,
     deadline: Annotated[
         float | None,
@@ -35,7 +38,7 @@ def demo(
     ] = None,
 ) -> None:
     """Train a model on real tasks with the whole pipeline, and check that it learned."""
-    from lachesis.services.demo.run import run_demo  # takes what the extra `demo` installs
+    from lachesis.services.demo.run import run_demo, save_model_folder  # takes what the extra `demo` installs
     from lachesis.services.demo.settings import DEADLINES_S, DemoOptions
 
     options = DemoOptions(
@@ -52,4 +55,4 @@ def demo(
         fresh=fresh,
         deadline_s=deadline or DEADLINES_S[model],
     )
-    sys.exit(run_demo(options))
+    sys.exit(run_demo(options) if save_model is None else save_model_folder(options, save_model))

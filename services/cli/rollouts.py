@@ -151,7 +151,11 @@ def _number(value: float | None) -> str:
 
 
 def _state(row: GroupRow) -> str:
-    return f"{row.state} in step {row.step}" if row.step is not None else row.state
+    if row.step is None:
+        return row.state
+    if row.state == "left over":
+        return "left over: its batch came after the last step"
+    return f"{row.state} {'for' if row.state == 'batched' else 'in'} step {row.step}"
 
 
 def _task(row: GroupRow) -> str:

@@ -4,9 +4,11 @@ Guarantees that when `run_demo` returns, or is interrupted, no process of the ru
 what was seen lies in the run's folder whatever the end was.
 """
 
+import dataclasses
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,11 +40,12 @@ from lachesis.services.observe.progress import all_figures
 from lachesis.services.observe.run_state import StateName
 from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE
 from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.run.deletion import MODEL_MARK
 from lachesis.services.run.run_file import write_run_file
 from lachesis.services.run.supervisor_state import SUPERVISOR_LOG
 from lachesis.services.supervisor.supervisor_keeper import keep_supervisor
 
-__all__ = ["run_demo"]
+__all__ = ["run_demo", "save_model_folder"]
 
 _TAIL_LINES = 12
 _REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
@@ -77,6 +80,26 @@ def run_demo(options: DemoOptions) -> int:
     if summary.run.state == "interrupted":
         return 130
     return 0 if summary.ok else 1
+
+
+def save_model_folder(options: DemoOptions, target: Path) -> int:
+    """Write the demo's model as a Hugging Face folder, without a run, and return the exit code.
+
+    Raises `ConfigError` where `target` exists, `StartupError` where something is not installed.
+    """
+    check_installed(options)
+    if target.exists():
+        raise ConfigError(f"{target} exists already: name a new folder, or take the model that is there")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        config = demo_config(dataclasses.replace(options, folder=Path(folder)))
+        if config.model is not None:
+            raise ConfigError(f"the configuration names a model, {config.model!r}, so there is none to save")
+        made = Path(_prepare(config, options).folder)
+        (made / MODEL_MARK).unlink()  # it says that the model may be deleted with its run
+        made.rename(target)
+    print(f'saved in {target}; in a configuration: model = "{target}"', flush=True)
+    return 0
 
 
 def check_installed(options: DemoOptions) -> None:

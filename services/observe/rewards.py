@@ -54,14 +54,15 @@ def rewards_of(figures: Mapping[str, float]) -> dict[str, EnvRewards]:
 def describe_rewards(mean: float | None, rewards: Mapping[str, EnvRewards]) -> str:
     """Return the rewards in a few words, empty where none is known.
 
-    `0.72; sums 0.5 (numeric 0.4, format 0.9); ...`.
+    `0.72 in the newest step; sums 0.5 (lately numeric 0.4, format 0.9); ...`. Those of raters are means of the last
+    groups that were scored, so they need not make up the mean of the step.
     """
     named = len(rewards) > 1
-    parts = ["" if mean is None else f"{mean:.3g}"]
+    parts = ["" if mean is None else f"{mean:.3g} in the newest step"]
     for env, one in rewards.items():
         raters = ", ".join(f"{rater} {value:.3g}{_bias(one, rater)}" for rater, value in one.raters.items())
         own = f"{env} {'-' if one.mean is None else format(one.mean, '.3g')}" if named else ""
-        parts.append(f"{own} ({raters})".strip() if raters else own)
+        parts.append(f"{own} (lately {raters})".strip() if raters else own)
     return "; ".join(filter(None, parts)) if named else " ".join(filter(None, parts))
 
 

@@ -76,7 +76,7 @@ def plan_step(config: RunConfig, *, model: str | None, device: str | None, memor
         raise ConfigError(f"training.backend is {config.training.backend}: that machine's memory is not ours to plan")
     kind, available = _device(device or config.training.device, memory)
     model_config = _model_config(name)
-    shape = step_shape(config, config.training.learner.max_tokens_per_microbatch)
+    shape = step_shape(config, config.training.learner.microbatch_tokens(kind))
     found = _planned(config, model_config, kind, available, shape)
     total = _total(config, kind, found)
     parts = {**found._asdict(), "copies": _copies(config, kind, found), "process": _PROCESS_BYTES[kind]}
@@ -149,7 +149,7 @@ def copied_bytes(config: RunConfig, found: MemoryPlan) -> int:
 
 def _cures(config: RunConfig, model_config: Any, kind: str, available: int) -> Iterator[str]:
     """Yield the settings that make it fit, each with what it takes then."""
-    whole = step_shape(config, config.training.learner.max_tokens_per_microbatch)
+    whole = step_shape(config, config.training.learner.microbatch_tokens(kind))
     for rows in _halves(whole.rows):
         shape = whole._replace(rows=rows, microbatches=2)
         took = _total(config, kind, _planned(config, model_config, kind, available, shape))

@@ -16,7 +16,9 @@ import pytest
 
 from lachesis.pipeline.config.extended import run_config_type
 from lachesis.pipeline.config.load import load
+from lachesis.pipeline.model.policy import load_model
 from lachesis.services.planned_processes import planned_processes
+from lachesis.services.run.deletion import MODEL_MARK
 from lachesis.services.run.run_file import RUN_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -88,6 +90,19 @@ def test_a_short_demo_runs_to_its_end(folder: Path) -> None:
     assert "\x1b[" not in output
     assert not left_running(folder)
     assert (Path(summary["places"]["trained"]) / "model.safetensors").is_file()
+
+
+def test_the_model_is_saved_without_a_run_and_never_over_another(folder: Path) -> None:
+    target = folder.parent / "models" / "tiny"
+    code, output = finish(start(folder, "--save-model", str(target)))
+    assert code == 0, output
+    assert load_model(str(target)).model.num_parameters() > 100_000
+    assert not (target / MODEL_MARK).exists()
+    assert sorted(target.parent.iterdir()) == [target]
+    assert not folder.exists()
+    code, output = finish(start(folder, "--save-model", str(target)))
+    assert code == 2
+    assert "exists already" in output
 
 
 def test_a_killed_supervisor_is_started_again(folder: Path) -> None:

@@ -31,7 +31,7 @@ EXAMPLES = dict(
     for found in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
 )
 MOST_BYTES = 14_000
-LONGEST = {"tests/examples/trainer_loop.py": 40, "tests/examples/own_loop.py": 32}
+LONGEST = {"tests/examples/trainer_loop.py": 40, "tests/examples/tool_agent.py": 50, "tests/examples/own_loop.py": 32}
 
 
 def load(path: str) -> ModuleType:

@@ -1,5 +1,6 @@
 """`lachesis rollouts GROUP` says what a reward is where it is not the score."""
 
+import msgspec
 import pytest
 
 from lachesis.services.cli import rollouts
@@ -73,3 +74,16 @@ def test_a_sample_that_was_left_out_is_shown_with_its_reason(capsys: pytest.Capt
     rollouts._print_group(view(1.0))
     shown = " ".join(capsys.readouterr().out.split())
     assert "sample 2 of the request failed and is left out: the agent reported no reward" in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "text"),
+    [
+        ("trained", 3, "trained in step 3"),
+        ("batched", 3, "batched for step 3"),
+        ("left over", 3, "left over: its batch came after the last step"),
+        ("left over", None, "left over"),
+    ],
+)
+def test_a_step_is_named_only_where_it_was_or_will_be_taken(state: str, step: int | None, text: str) -> None:
+    assert rollouts._state(msgspec.structs.replace(ROW, state=state, step=step)) == text

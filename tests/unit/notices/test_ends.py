@@ -54,3 +54,12 @@ def test_a_process_that_starts_is_named_once_it_is_stopped_or_very_late(
     fact = ProcessFact(name="trainer", services=("trainer",), pid=7, started_s=100.0, state=state)
     found = list(end_notices([fact], {}, Moment(100.0 + age_s, 10**18)))
     assert [one.why for one in found] == ([] if why is None else [why])
+
+
+@pytest.mark.parametrize(("service", "is_planned"), [("trainer", True), ("scorer", False)])
+def test_a_process_that_ends_for_lack_of_memory_is_named_with_what_helps(service: str, *, is_planned: bool) -> None:
+    end = "ended with code -9 (killed by the kernel, which was out of memory)"
+    fact = ProcessFact(name=service, services=(service,), pid=None, started_s=0.0, failing=end, ends=1)
+    (found,) = end_notices([fact], {}, Moment(100.0, 10**18))
+    assert "more memory" in found.mend
+    assert ("lachesis plan" in found.mend) == is_planned

@@ -16,9 +16,10 @@ FIGURES = {
 def test_of_one_environment_the_raters_are_told_and_of_several_each_one() -> None:
     one = rewards_of(FIGURES)
     assert one == {"sums": EnvRewards(mean=0.25, raters={"a/b": 0.3, "numeric": 0.2})}
-    assert describe_rewards(0.5, one) == "0.5 (a/b 0.3, numeric 0.2)"
+    assert describe_rewards(0.5, one) == "0.5 in the newest step (lately a/b 0.3, numeric 0.2)"
     several = rewards_of({**FIGURES, "reward/words/rater/form": 1.0})
-    assert describe_rewards(0.5, several) == "0.5; sums 0.25 (a/b 0.3, numeric 0.2); words - (form 1)"
+    several_text = "0.5 in the newest step; sums 0.25 (lately a/b 0.3, numeric 0.2); words - (lately form 1)"
+    assert describe_rewards(0.5, several) == several_text
     assert describe_rewards(None, {}) == ""
 
 
@@ -33,7 +34,7 @@ def test_a_rater_that_prefers_long_answers_or_whose_verdicts_flip_is_shown_so() 
         }
     )
     assert found["sums"].length_bias == {"judge": 0.42, "numeric": -0.1}
-    assert describe_rewards(None, found) == "(judge 0.5 [length +0.42], judge/flipped 0.25, numeric 0.2)"
+    assert describe_rewards(None, found) == "(lately judge 0.5 [length +0.42], judge/flipped 0.25, numeric 0.2)"
 
 
 def test_an_evaluation_is_read_back_from_the_figures() -> None:
