@@ -166,7 +166,11 @@ def _trainer(snapshot: RunState) -> str:
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
     dropped = f", {trainer.dropped} groups of the last ones dropped (see the log)" if trainer.dropped else ""
-    return f"step {trainer.step} durable, after {trainer.batches} batches{voids}{dropped}, {trainer.age_s:.0f} s ago"
+    return f"step {trainer.step} durable, after {_batches(trainer.batches)}{voids}{dropped}, {trainer.age_s:.0f} s ago"
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch" if count == 1 else f"{count} batches"
 
 
 def _ledger(snapshot: RunState) -> str:
@@ -177,7 +181,7 @@ def _ledger(snapshot: RunState) -> str:
     left = ledger.batches - snapshot.trainer.batches if snapshot.finished and snapshot.trainer else 0
     after = f" ({left} after the last step, not trained)" if left > 0 else ""
     return (
-        f"entry {ledger.index}, {ledger.batches} batches formed{after}, every rollout up to {ledger.watermark} has its "
+        f"entry {ledger.index}, {_batches(ledger.batches)} formed{after}, every rollout up to {ledger.watermark} has its "
         f"outcome, {ledger.age_s:.0f} s ago; groups: {outcomes}{_lengths(snapshot)}"
     )
 
