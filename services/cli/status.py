@@ -181,8 +181,8 @@ def _ledger(snapshot: RunState) -> str:
     left = ledger.batches - snapshot.trainer.batches if snapshot.finished and snapshot.trainer else 0
     after = f" ({left} after the last step, not trained)" if left > 0 else ""
     return (
-        f"entry {ledger.index}, {_batches(ledger.batches)} formed{after}, every rollout up to {ledger.watermark} has its "
-        f"outcome, {ledger.age_s:.0f} s ago; groups: {outcomes}{_lengths(snapshot)}"
+        f"entry {ledger.index}, {_batches(ledger.batches)} formed{after}, every rollout up to {ledger.watermark} has "
+        f"its outcome, {ledger.age_s:.0f} s ago; groups: {outcomes}{_lengths(snapshot)}"
     )
 
 
