@@ -288,7 +288,7 @@ def _services(scope: Scope, further: Collection[str]) -> dict[str, Access]:
                 subjects.blob("logprobs", run),
                 dead,
             ),
-            watches=teacher_servers,
+            watches=(policy_server, *teacher_servers),
             rereads=((TEACHER, subjects.blob("logprobs", run)),),
         ),
         "inference": row(

@@ -453,6 +453,10 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     `span_starts` int32 [T], for each token the position in its sequence at which its span begins (-1: it has none),
     and `span_logprobs` float32 [T], a span's logprob at its first token and 0 elsewhere.
 
+    `weights` are the versions of weights that the teacher's server says it computed with ([]: it does not say).
+    `prompt_digest` is the SHA-256 (hex) of the template of the teacher's own prompt, `teacher.prompt` (None: it reads
+    that of the policy).
+
     `repeats`: on the wire alone: rows that are left out of all columns, since sequences begin alike.
     """
 
@@ -471,6 +475,8 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     topk_tail: bytes | None = None
     span_starts: bytes | None = None
     span_logprobs: bytes | None = None
+    weights: list[str] = []
+    prompt_digest: str | None = None
     repeats: list[RepeatedRows] = []
 
     @property

@@ -50,7 +50,7 @@ def planned_processes(config: RunConfig) -> list[PlannedProcess]:
         rows += [("trainer", "", 1, finite)]
     evaluated = bool(evaluated_environments(config))
     roles = ["policy"] + config.teacher.roles(config.environments) * config.teacher.enabled + ["eval"] * evaluated
-    rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
+    rows += [("inference", role, 1, False) for role in dict.fromkeys(roles) if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
     for further in call_each("plan", config):
         rows += [(service, part, 1, False) for service, part in further]

@@ -187,7 +187,8 @@ class InferenceClient:
         token_ids = list(token_ids)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
         response = await self._generate(token_ids, params, "tokens")
-        return read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where)
+        found = read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where)
+        return found._replace(version=_first_version(response.choices))
 
     async def tokenize(
         self,
@@ -585,6 +586,12 @@ class InferenceClient:
                     f"{self.where} answered {path} with more than {most} bytes. It begins {beginning_of(parts[0])}"
                 )
         return b"".join(parts)
+
+
+def _first_version(choices: Sequence[Choice]) -> str | None:
+    """Return the weights that the first token of an answer comes from, None where the server does not say."""
+    spans = choices[0].weight_versions if choices else None
+    return spans[0].version if spans else None
 
 
 def _tokens_of(request: GenerateRequest) -> int:

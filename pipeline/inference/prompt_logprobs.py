@@ -20,12 +20,14 @@ class PromptTopLogprobs(NamedTuple):
     """A model's logprobs of given tokens, nats, at temperature 1.
 
     `logprobs` float32 [T]: of each token given those before it, 0 at 0. `ids` int32 [T, k] and `top` float32 [T, k]:
-    the likeliest tokens, -1 and -inf where there are fewer, as at 0.
+    the likeliest tokens, -1 and -inf where there are fewer, as at 0. `version`: the weights that the server says it
+    computed with, None if it does not say.
     """
 
     logprobs: NDArray[np.float32]
     ids: NDArray[np.int32]
     top: NDArray[np.float32]
+    version: str | None = None
 
 
 def read_prompt_logprobs(

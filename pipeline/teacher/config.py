@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from lachesis.pipeline.teacher.prompt import PromptTemplate
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import check_name
 
@@ -25,8 +26,13 @@ class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     concurrency: PositiveInt = 4
     """Groups that one replica scores at once. Default 4."""
     environments: dict[str, str] = {}
-    """Teacher of each environment: the role of an inference server, teacher or teacher-NAME. Default empty: the server
-    of [inference.teacher] is the teacher of all, as of those not named here."""
+    """Teacher of each environment: the role of an inference server, teacher, teacher-NAME, or policy: the policy
+    itself, with its newest weights. Default empty: the server of [inference.teacher] is the teacher of all, as of those
+    not named here."""
+    prompt: str | None = None
+    """What the teacher reads in place of the user's message, for self-distillation: text with {question}, that message,
+    and fields of the rollout's task, {answer} say. The sampled tokens after it are the recorded ones. A group whose
+    task lacks a field has no teacher. Default None: the teacher reads what the policy read."""
     top_k: Annotated[int, Meta(ge=0, le=100)] = 0
     """Likeliest tokens of the teacher stored at each position, with the probability of all others, for
     training.learner.loss.teacher_kl. vLLM gives 20 unless --max-logprobs says more. Default 0."""
@@ -55,6 +61,13 @@ class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         that a lease reserves for each token.
         """
         self._check_roles(environments, roles)
+        if self.prompt is not None:
+            PromptTemplate(self.prompt)
+            if self.tokenizers == "align":
+                raise ConfigError(
+                    'teacher.prompt is set, and teacher.tokenizers is "align": a teacher with a prompt of its own must '
+                    "have the policy's tokenizer. Leave one of them out"
+                )
         if kl != "sampled" and self.tokenizers == "align":
             raise ConfigError(
                 f'training.learner.loss.teacher_kl is "{kl}", which compares tokens of one vocabulary, and '
@@ -76,9 +89,9 @@ class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if env not in environments:
                 known = ", ".join(environments) or "none"
                 raise ConfigError(f"teacher.environments.{env}: there is no such environment; there are: {known}")
-            if role != "teacher" and not role.startswith(NAMED_TEACHER):
-                raise ConfigError(f"teacher.environments.{env} is {role!r}; use teacher or teacher-NAME")
-            if role != "teacher" and role not in roles:
+            if role not in {"teacher", "policy"} and not role.startswith(NAMED_TEACHER):
+                raise ConfigError(f"teacher.environments.{env} is {role!r}; use teacher, teacher-NAME or policy")
+            if role not in {"teacher", "policy"} and role not in roles:
                 raise ConfigError(f"teacher.environments.{env} is {role}, but there is no [inference.{role}]")
         for role in roles:
             if role.startswith(NAMED_TEACHER) and role not in self.environments.values():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,11 +20,12 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
 from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
-from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt
+from lachesis.pipeline.teacher.prompt import PromptTemplate
+from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt, runs_of
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.repeats import RepeatedRows
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import Message, RolloutGroup, TokenSequence
 
 __all__ = ["Teacher", "TeacherAnswer"]
 
@@ -37,7 +39,7 @@ class TeacherAnswer(NamedTuple):
     """A teacher's answer about a group: the columns of `TeacherLogprobs`, the sequences without any, and why.
 
     `repeats`: the rows with which sequences begin as others do; the answer about them is the same, so it is stored
-    once.
+    once. `weights` and `prompt_digest`: as in `TeacherLogprobs`.
     """
 
     columns: dict[str, Any]
@@ -45,18 +47,37 @@ class TeacherAnswer(NamedTuple):
     reason: str | None
     requested_tokens: int
     repeats: list[RepeatedRows]
+    weights: list[str]
+    prompt_digest: str | None = None
+
+
+class _Prompt(NamedTuple):
+    """The teacher's prompt for a sequence, which begins with `start` tokens in place of its first `replaced` ones."""
+
+    tokens: tuple[int, ...]
+    start: int = 0
+    replaced: int = 0
 
 
 class Teacher:
     """The server of one role. `retokenizer`: what aligns its tokenizer; None: it must be the policy's own."""
 
-    def __init__(self, directory: InferenceDirectory, name: str, tokenizer_hash: str | None, top_k: int = 0) -> None:
+    def __init__(
+        self,
+        directory: InferenceDirectory,
+        name: str,
+        tokenizer_hash: str | None,
+        top_k: int = 0,
+        prompt: PromptTemplate | None = None,
+    ) -> None:
+        """`prompt`: that of the teacher's own prompts; None: it reads the policy's."""
         self.name = name
         self.student_hash: str | None = None
         self.retokenizer: Retokenizer | None = None
         self._directory = directory
         self._tokenizer_hash = tokenizer_hash
         self._top_k = top_k
+        self._prompt = prompt
         self._answered = 0
         self._unread: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
         """By tokens: how often the answer made no sense, and how many others had been answered at the first time."""
@@ -76,16 +97,50 @@ class Teacher:
         return await self._score_spans(group, self.retokenizer)
 
     async def _score_tokens(self, group: RolloutGroup) -> TeacherAnswer:
-        prompts = [tuple(sequence.tokens.tolist()) for sequence in group.sequences]
-        answers = await self._request_all(prompts)
+        prompts, reasons = await self._prompts(group)
+        answers = await self._request_all(one.tokens for one in prompts if one is not None)
         repeats = group.sequences.starts_alike(trained=True)
-        found = [one if isinstance(one := answers[prompt], PromptTopLogprobs) else None for prompt in prompts]
+        found = [None if one is None else _placed(answers[one.tokens], one) for one in prompts]
         _share_starts(found, repeats, group.sequences.cuts().tolist())
         logprobs, missing = group_logprobs(group, [None if one is None else one.logprobs for one in found])
         columns: dict[str, Any] = {"logprobs": logprobs, "missing": missing}
         if self._top_k:
             columns |= group_top_k(group, [None if one is None else (one.ids, one.top) for one in found], self._top_k)
-        return TeacherAnswer(columns, missing, _last_reason(answers.values()), sum(map(len, answers)), repeats)
+        return TeacherAnswer(
+            columns,
+            missing,
+            _last_reason([*reasons, *answers.values()]),
+            sum(map(len, answers)),
+            repeats,
+            _weights(answers),
+            None if self._prompt is None else self._prompt.digest,
+        )
+
+    async def _prompts(self, group: RolloutGroup) -> tuple[list[_Prompt | None], list[str]]:
+        """Return the prompt of each sequence, None where the teacher's own cannot be made, and why it cannot."""
+        if self._prompt is None:
+            return [_Prompt(tuple(sequence.tokens.tolist())) for sequence in group.sequences], []
+        client = await self._directory.current()
+        parameters = group.generation.get("chat_template_kwargs")
+        rendered: dict[bytes, list[int]] = {}
+
+        async def render(messages: list[Message]) -> list[int]:
+            key = msgspec.json.encode(messages)
+            if key not in rendered:
+                texts = [{"role": message.role, "content": message.content} for message in messages]
+                rendered[key] = await client.tokenize(texts, chat_template_kwargs=parameters)
+            return rendered[key]
+
+        found: list[_Prompt | None] = []
+        reasons = []
+        for i, sequence in enumerate(group.sequences):
+            try:
+                before, own = _own_messages(group, i, len(runs_of(sequence.loss_mask)), self._prompt)
+                found.append(_with_own_prompt(sequence, await render(before), await render(own)))
+            except DataError as error:
+                found.append(None)
+                reasons.append(f"sequence {i}: {error}")
+        return found, reasons
 
     async def _score_spans(self, group: RolloutGroup, retokenizer: Retokenizer) -> TeacherAnswer:
         turns, reasons = await anyio.to_thread.run_sync(_turns_of, group, retokenizer)
@@ -97,7 +152,7 @@ class Teacher:
         plain = {"logprobs": as_bytes(np.zeros(group.sequences.n_tokens), "float32"), "missing": everything}
         reason = _last_reason([*reasons, *answers.values()])
         repeats = group.sequences.starts_alike(trained=True)
-        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)), repeats)
+        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)), repeats, _weights(answers))
 
     async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
         """Return the answer to each distinct prompt; equal sequences, of which a group has many, are sent once."""
@@ -156,16 +211,73 @@ def _turns_of(group: RolloutGroup, retokenizer: Retokenizer) -> tuple[list[list[
     found: list[list[TurnPrompt] | None] = []
     reasons = []
     parameters = group.generation.get("chat_template_kwargs") or {}
-    samples = group.sequences.sample_index or range(len(group.sequences))
-    last_of = {sample: i for i, sample in enumerate(samples)}  # a conversation is that of its sample's last sequence
-    for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
-        talk = group.messages[sample] if last_of[sample] == i and sample < len(group.messages) else []
+    for i, sequence in enumerate(group.sequences):
+        talk = _conversation(group, i)
         try:
             found.append(retokenizer.turns(sequence.tokens, sequence.loss_mask, talk, parameters))
         except DataError as error:
             found.append(None)
             reasons.append(f"sequence {i}: {error}")
     return found, reasons
+
+
+def _conversation(group: RolloutGroup, i: int) -> list[Message]:
+    """Return the messages of a sequence: a conversation is that of its sample's last sequence, others have none."""
+    samples = group.sequences.sample_index or range(len(group.sequences))
+    sample = samples[i]
+    is_last = sample not in samples[i + 1 :]
+    return group.messages[sample] if is_last and sample < len(group.messages) else []
+
+
+def _own_messages(
+    group: RolloutGroup, i: int, turns: int, prompt: PromptTemplate
+) -> tuple[list[Message], list[Message]]:
+    """Return the messages before the first of the sampled `turns` of a sequence: the policy's, and the teacher's.
+
+    Raises `DataError` where there are none, or the prompt cannot be filled.
+    """
+    talk = _conversation(group, i)
+    spoken = [at for at, message in enumerate(talk) if message.role == "assistant"]
+    if not 0 < turns <= len(spoken):
+        raise DataError(f"{turns} sampled turns, and {len(spoken)} messages of the assistant")
+    before = talk[: spoken[-turns]]
+    if any(message.tool_calls or message.attachments for message in before):
+        raise DataError("its prompt has tool calls or attachments, which are not rendered for a teacher")
+    users = [at for at, message in enumerate(before) if message.role == "user"]
+    if not users:
+        raise DataError("no message of the user comes before what was sampled")
+    question = before[users[-1]]
+    filled = msgspec.structs.replace(question, content=prompt.fill(question.content, group.task))
+    return before, [*before[: users[-1]], filled, *before[users[-1] + 1 :]]
+
+
+def _with_own_prompt(sequence: TokenSequence, policy: list[int], teacher: list[int]) -> _Prompt:
+    """Return the prompt with `teacher` in place of the first tokens, which must be `policy` and not sampled."""
+    tokens, replaced = sequence.tokens.tolist(), len(policy)
+    if policy != tokens[:replaced] or sequence.loss_mask[:replaced].any():
+        raise DataError("its first tokens are not what the chat template makes of its messages")
+    return _Prompt((*teacher, *tokens[replaced:]), len(teacher), replaced)
+
+
+def _placed(answer: PromptTopLogprobs | str, prompt: _Prompt) -> PromptTopLogprobs | None:
+    """Return an answer in the sequence's own places: nothing at those of the replaced prompt. None: a refusal."""
+    if isinstance(answer, str):
+        return None
+    if not prompt.replaced:
+        return answer
+    blanks = prompt.replaced, answer.ids.shape[1]
+    rest = slice(prompt.start, None)
+    return PromptTopLogprobs(
+        np.concatenate([np.zeros(prompt.replaced, np.float32), answer.logprobs[rest]]),
+        np.concatenate([np.full(blanks, -1, np.int32), answer.ids[rest]]),
+        np.concatenate([np.full(blanks, -np.inf, np.float32), answer.top[rest]]),
+    )
+
+
+def _weights(answers: _Answers) -> list[str]:
+    """Return the versions of weights that the server answered with, as far as it said."""
+    versions = [one.version for one in answers.values() if isinstance(one, PromptTopLogprobs)]
+    return sorted({version for version in versions if version is not None})
 
 
 def _share_starts(
@@ -177,8 +289,12 @@ def _share_starts(
         i = sequence_at[repeat.at]
         own, other = answers[i], answers[sequence_at[repeat.source]]
         if own is not None and other is not None:
-            columns = zip(other, own, strict=True)
-            answers[i] = PromptTopLogprobs(*(np.concatenate([a[: repeat.rows], b[repeat.rows :]]) for a, b in columns))
+            rows = repeat.rows
+            answers[i] = PromptTopLogprobs(
+                np.concatenate([other.logprobs[:rows], own.logprobs[rows:]]),
+                np.concatenate([other.ids[:rows], own.ids[rows:]]),
+                np.concatenate([other.top[:rows], own.top[rows:]]),
+            )
 
 
 def _spans_of(turns: list[TurnPrompt], answers: _Answers) -> list[tuple[slice, float]]:

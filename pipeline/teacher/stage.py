@@ -15,6 +15,7 @@ import msgspec
 from lachesis.pipeline.inference.directory import SLOW_SERVER_CURE, InferenceDirectory, open_role
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.teacher.prompt import PromptTemplate
 from lachesis.pipeline.teacher.requests import Teacher, TeacherAnswer
 from lachesis.pipeline.teacher.retokenize import Retokenizer
 from lachesis.pipeline.teacher.settings import TeacherServer, TeacherSettings
@@ -87,7 +88,8 @@ async def _probe(
         return None
     directory.guard.hold_to(found.model, found.tokenizer_hash)
     directory.guard.report = partial(_say_other, service, role)
-    teacher = Teacher(directory, found.model, found.tokenizer_hash, settings.config.top_k)
+    prompt = None if settings.config.prompt is None else PromptTemplate(settings.config.prompt)
+    teacher = Teacher(directory, found.model, found.tokenizer_hash, settings.config.top_k, prompt)
     if settings.config.tokenizers == "align":
         load = partial(_load_retokenizer, settings, server, found.tokenizer_hash)
         teacher.student_hash, teacher.retokenizer = await anyio.to_thread.run_sync(load)
@@ -152,6 +154,8 @@ class _TeacherStage:
             teacher=name,
             tokenizer_hash=group.tokenizer_hash,
             temperature=1.0,
+            weights=answer.weights,
+            prompt_digest=answer.prompt_digest,
             **answer.columns,
         )
         subject = subjects.logprobs(group.run, self.service.revision, group.env)

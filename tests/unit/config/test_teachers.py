@@ -84,7 +84,10 @@ def test_no_server_is_started_for_a_teacher_of_no_environment(tmp_path: Path) ->
     ("given", "text"),
     [
         ("teacher.environments.nope=teacher", "there is no such environment; there are: sums, code"),
-        ("teacher.environments.sums=policy", "use teacher or teacher-NAME"),
+        ("teacher.environments.sums=eval", "use teacher, teacher-NAME or policy"),
+        ("teacher.prompt={answer}", "has no {question}"),
+        ("teacher.prompt={question} {answer!r}", "is no field's name alone"),
+        ("teacher.prompt={question} {answer", "expected '}'"),
         ("teacher.environments.sums=teacher-x", "there is no .inference.teacher-x."),
         ("inference.teacher-x.model=m", "no environment has this teacher"),
         ("inference.other.model=m", "unknown role"),
@@ -102,3 +105,16 @@ def test_likeliest_tokens_of_another_vocabulary_are_not_compared(tmp_path: Path)
     sets = ("training.learner.loss.teacher_kl=forward", "teacher.tokenizers=align", "teacher.top_k=4")
     with pytest.raises(ConfigError, match="one vocabulary"):
         loaded(SEVERAL, folder=tmp_path, sets=sets)
+
+
+def test_the_policy_can_be_its_own_teacher_and_has_one_server(tmp_path: Path) -> None:
+    config = loaded(SEVERAL, folder=tmp_path, sets=("teacher.environments.sums=policy",))
+    assert config.teacher.roles(config.environments) == ["policy", "teacher-code"]
+    servers = [row.part for row in planned_processes(config) if row.service == "inference"]
+    assert sorted(servers) == ["eval", "policy", "teacher-code"]
+    assert "inference.policy" in access_of(scope_of(config))["teacher"].watches
+
+
+def test_a_prompt_of_the_teachers_own_needs_the_policys_tokenizer() -> None:
+    with pytest.raises(ConfigError, match=r'teacher.prompt is set, and teacher.tokenizers is "align"'):
+        load(run_config_type(), sets=("teacher.prompt={question} {answer}", "teacher.tokenizers=align"))

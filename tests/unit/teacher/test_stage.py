@@ -1,5 +1,6 @@
 """The teacher stage: arrays in place, one failing sequence alone, a server that is down, another tokenizer."""
 
+import hashlib
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -264,6 +265,27 @@ async def test_what_branches_begin_with_has_one_answer_that_is_stored_once(lab, 
     assert (values[0, :60] == values[2, :60]).all()
     assert (values[1, :80] == values[2, :80]).all()
     assert ids.reshape(3, 100, 3)[:, 1:, 0].tolist() == tokens[:, 1:].tolist()
+
+
+async def test_a_record_names_the_template_of_the_teachers_own_prompt_and_the_tokens_keep_their_places(lab, servers):
+    class Rendering(Server):
+        async def tokenize(self, messages, *, chat_template_kwargs=None):
+            return {"q": [11], "q: 4": [90, 91]}[messages[-1]["content"]]
+
+    servers["teacher"] = Rendering()
+    config = RunConfig(run="r", teacher=TeacherConfig(enabled=True, prompt="{question}: {answer}"))
+    await lab.store(lab.group(1, samples=1, task={"answer": 4}))
+    await lab.store(lab.group(1, samples=1).replace(id=f"{2:032x}"))
+    async with lab.running(partial(run_teacher, settings=teacher_settings(config)), "teacher"):
+        await lab.until(pointed(lab, 2))
+    found = {pointer.seq: pointer for pointer in await pointers(lab)}
+    stored = await arrays(lab, found[1])
+    assert stored.values() == pytest.approx([0, -0.12, -0.13, -0.14])
+    assert stored.prompt_digest == hashlib.sha256(b"{question}: {answer}").hexdigest()
+    assert (found[2].missing, found[2].reason) == (
+        [0],
+        "sequence 0: teacher.prompt: the task has no 'answer'; it has: none",
+    )
 
 
 async def test_each_environment_has_its_own_teacher(lab, servers):

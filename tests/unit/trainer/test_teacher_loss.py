@@ -217,3 +217,52 @@ def test_columns_that_cannot_be_right_are_refused(change, text):
     )  # fmt: skip
     with pytest.raises(DataError, match=text):
         pack([sequence])
+
+
+@pytest.mark.parametrize("kind", ["sampled", "reverse"])
+def test_self_distillation_has_the_gradient_of_the_kl_to_the_same_model_that_reads_the_answer(kind):
+    """By all answers of two tokens of a vocabulary of four: sum_t KL(pi(.|x, y<t) || pi(.|c, x, y<t)), no gradient
+    through the teacher and none through how likely the tokens before are."""
+    torch.manual_seed(0)
+    size, question, privileged = 4, [0, 1], [0, 3, 2, 1]
+    model = torch.nn.ModuleDict(
+        {"all": torch.nn.EmbeddingBag(size, 6, mode="mean"), "head": torch.nn.Linear(6, size)}
+    ).double()
+
+    def logprobs(prompt, answer):
+        contexts = torch.tensor([[*prompt, *answer]])
+        return model["head"](model["all"](contexts) * len(prompt + answer))[0].log_softmax(-1)
+
+    def gradient(value):
+        return torch.cat(
+            [one.flatten() for one in torch.autograd.grad(value, list(model.parameters()), retain_graph=True)]
+        )
+
+    pairs = [[a, b] for a in range(size) for b in range(size)]
+    exact, found = 0.0, 0.0
+    config = LossConfig(teacher_coef=1.0, teacher_kl=kind)
+    for pair in pairs:
+        policy = [logprobs(question, pair[:t]) for t in range(2)]
+        teacher = [logprobs(privileged, pair[:t]).detach() for t in range(2)]
+        chance = math.exp(sum(policy[t][pair[t]].item() for t in range(2)))
+        kl = sum((policy[t].exp() * (policy[t] - teacher[t])).sum() for t in range(2))
+        exact = exact + chance * gradient(kl)
+        sampled = torch.stack([policy[t][pair[t]] for t in range(2)])
+        pad = np.zeros(len(question), np.float32)
+        topk_ids = np.tile(np.arange(size - 1, dtype=np.int32), (4, 1))
+        rest = np.full((2, size), np.log(1 / size), np.float32)
+        sequence = TrainingSequence(
+            tokens=np.array([*question, *pair], np.int32),
+            loss_mask=np.array([False, False, True, True]),
+            logprobs=np.concatenate([pad, sampled.detach().numpy()]).astype(np.float32),
+            advantage=0.0,
+            teacher_logprobs=np.concatenate([pad, [float(teacher[t][pair[t]]) for t in range(2)]]).astype(np.float32),
+            teacher_topk=(topk_ids, np.concatenate([rest, torch.stack(teacher).numpy()]).astype(np.float32)),
+        )
+        batch = pack([sequence])
+        now = torch.cat([torch.zeros(2, dtype=torch.float64), sampled])[None]
+        alternatives = torch.cat([torch.zeros(2, size, dtype=torch.float64), torch.stack(policy)])[None]
+        output = policy_loss(now, torch.zeros_like(now), batch, config, denominator=1, others_BTC=alternatives)
+        found = found + chance * gradient(output.loss)
+    assert exact.abs().max() > 0.01
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-6)
