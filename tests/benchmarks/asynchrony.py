@@ -31,7 +31,7 @@ import torch
 from in_process_grpo import Player, passed, with_advantages
 from msgspec.structs import replace
 
-from lachesis.pipeline.environment.spelling import SpellBackward
+from lachesis.pipeline.environment.spelling_tasks import SpellBackward
 from lachesis.pipeline.inference.engines.reference.engine import Engine
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.policy import build_tiny_policy, load_model, save_policy
