@@ -26,9 +26,12 @@ from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
+    "EXCERPT_CHARS",
     "MAX_EVALUATED_TASKS",
     "MAX_EVALUATION_EXAMPLES",
     "MAX_EXAMPLE_CHARS",
+    "MAX_EXCERPT_SAMPLES",
+    "AnswerExcerpts",
     "Commit",
     "CurriculumEvent",
     "DeadKind",
@@ -59,6 +62,10 @@ MAX_EVALUATED_TASKS = 1 << 16
 MAX_EVALUATION_EXAMPLES = 4
 MAX_EXAMPLE_CHARS = 1000
 """Characters of an example's prompt and of its answer; what is longer is cut."""
+EXCERPT_CHARS = 128
+"""Characters of each end of a text that an excerpt holds."""
+MAX_EXCERPT_SAMPLES = 4
+"""Samples of a group whose excerpts are carried, the first ones: some 1.3 KB with their prompt."""
 Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
@@ -116,6 +123,16 @@ class _TaskItem(_Item, frozen=True, kw_only=True, omit_defaults=True):
     skill: str | None = None
 
 
+class AnswerExcerpts(msgspec.Struct, frozen=True, array_like=True):
+    """The ends of a group's texts: of its last question, and of each of the first samples the answer's.
+
+    An excerpt is the whole text, its beginning and its end, or nothing ([]: there is no text).
+    """
+
+    prompt: list[str]
+    answers: list[list[str]]
+
+
 class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a group's generated tokens look like, for health checks. Lists have one entry per sample.
 
@@ -125,7 +142,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
     `shared`: chance that a distinct 3-gram of one of those is in another one as well (None: fewer than two are).
     `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it). `greedy`: it was
-    sampled at temperature 0, so its samples are alike by right.
+    sampled at temperature 0, so its samples are alike by right. `excerpts`: how its answers begin and end (None: it is
+    not one of the groups of which they are carried, or has no texts).
     """
 
     logprobs: list[Finite | None]
@@ -138,6 +156,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shared: Finite | None = None
     untrainable: str | None = None
     greedy: bool = False
+    excerpts: AnswerExcerpts | None = None
 
 
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -250,6 +269,12 @@ def _check_signals(group: str, signals: GroupSignals, n: int) -> None:
         raise SchemaError(f"group {group}: signals of another number of samples than {n}")
     if not all(value is None or math.isfinite(value) for value in (*signals.logprobs, signals.distinct)):
         raise SchemaError(f"group {group}: a signal is NaN or infinite; a missing one is None")
+    if signals.excerpts is not None:
+        texts = [signals.excerpts.prompt, *signals.excerpts.answers]
+        if len(texts) - 1 > min(n, MAX_EXCERPT_SAMPLES) or any(len(parts) > 2 for parts in texts):
+            raise SchemaError(f"group {group}: more excerpts than {n} samples have")
+        if any(len(part) > 2 * EXCERPT_CHARS for parts in texts for part in parts):
+            raise SchemaError(f"group {group}: an excerpt of more than {2 * EXCERPT_CHARS} characters")
 
 
 def _check_shaping(group: str, shaping: GroupShaping, n: int) -> None:

@@ -21,6 +21,7 @@ from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.scorer.logic.excerpts import excerpts_of
 from lachesis.pipeline.scorer.logic.rating_figures import RaterAgreement
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.promoted import admit_promoted
@@ -94,6 +95,7 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
             untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
+            excerpts=excerpts_of(rollout.group),
         )
         score = msgspec.structs.replace(score, signals=signals)
         scored = _ScoredGroup(score, scorer, promotion.first if promotion else None)

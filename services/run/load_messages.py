@@ -27,6 +27,7 @@ from lachesis.pipeline.normalizer.logic.reward import RewardRule
 from lachesis.pipeline.runtime.commitlog import MAX_COMMITS_SINCE_SNAPSHOT, SNAPSHOT_EVERY
 from lachesis.pipeline.scorer.config import ScoringConfig
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleMember
+from lachesis.pipeline.scorer.logic.excerpts import excerpts_of
 from lachesis.pipeline.scorer.logic.signals import signals_of
 from lachesis.pipeline.scorer.rater import Rating
 from lachesis.schemas import subjects
@@ -230,10 +231,12 @@ class _Stages:
         samples = self._shape.samples
         ratings = {name: [Rating(self._random.random()) for _ in range(samples)] for name in self._names}
         scored = self._ensemble.score(ratings)
+        excerpts = excerpts_of(group.replace(id=f"{seq:032x}"))  # so that the plan is the same each time
+        signals = msgspec.structs.replace(self._signals, excerpts=excerpts)
         score = GroupScore(
             group=group.id, seq=seq, item=group.item, policy_step=0, scores=scored.scores, ratings=scored.ratings,
             lengths=group.sequences.lengths, disagreement=scored.disagreement, success=self._random.random(),
-            signals=self._signals, stamps=[_stamp("scorer")],
+            signals=signals, stamps=[_stamp("scorer")],
         )  # fmt: skip
         event = ScoreEvent(
             run=_RUN, env=_ENV, revision=subjects.LIVE, ensemble=self._ensemble.digest,

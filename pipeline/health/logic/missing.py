@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, mean
+from lachesis.pipeline.health.logic.paired_difference import PairedDifference
 from lachesis.pipeline.health.logic.trends import slope_t
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
@@ -41,39 +42,13 @@ class _OutageRun(msgspec.Struct):
     groups: int = 0
 
 
-class _Difference(msgspec.Struct, array_like=True):
-    """Differences within groups: a mean over the samples that lack a rating, less that over those that have it."""
-
-    groups: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.groups, self.total, self.squares = self.groups + 1, self.total + value, self.squares + value * value
-
-    def __add__(self, other: _Difference) -> _Difference:
-        return _Difference(self.groups + other.groups, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def mean(self) -> float:
-        return self.total / max(1, self.groups)
-
-    @property
-    def z(self) -> float:
-        """The mean over its standard error; 0 with fewer than eight groups."""
-        if self.groups < 8:
-            return 0.0
-        spread = max(0.0, self.squares / self.groups - self.mean**2) / (self.groups - 1)
-        return self.mean / max(math.sqrt(spread), 1e-9)
-
-
 class _Gap(msgspec.Struct):
     """What a window lacks of a rater: the share of its ratings, and by how much the score and the other raters' ratings
     of those samples differ from those of the other samples in the group."""
 
-    share: float
-    score: _Difference
-    others: _Difference
+    share: float = 0.0
+    score: PairedDifference = msgspec.field(default_factory=PairedDifference)
+    others: PairedDifference = msgspec.field(default_factory=PairedDifference)
 
 
 class MissingRatingsCheck(Check):
@@ -116,7 +91,7 @@ class MissingRatingsCheck(Check):
                 missing.setdefault(name, []).append(sum(flags))
                 if any(flags):
                     examples.setdefault(name, []).append(score.group)
-                    _compare(score, name, flags, lost.setdefault(name, _Gap(0.0, _Difference(), _Difference())))
+                    _compare(score, name, flags, lost.setdefault(name, _Gap()))
         if not total:
             return CheckResult("idle", reason="no scores")
         shares = {name: sum(counts) / total for name, counts in missing.items()}
@@ -155,8 +130,8 @@ class MissingRatingsCheck(Check):
     def _earned_by_it(self, name: str) -> str | None:
         """Return in words that answers which make the rater fail are paid for it, None if nothing says so."""
         recent = [lost[name] for lost in list(self._recent)[-_RECENT_WINDOWS:] if name in lost]
-        score = sum((one.score for one in recent), _Difference())
-        others = sum((one.others for one in recent), _Difference())
+        score = sum((one.score for one in recent), PairedDifference())
+        others = sum((one.others for one in recent), PairedDifference())
         if score.z <= _CLEAR_Z:
             return None
         paid = f"samples without it score more within groups by {score.mean:.2f} (z = {score.z:.1f})"

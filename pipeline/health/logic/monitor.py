@@ -37,6 +37,7 @@ from lachesis.pipeline.health.logic.outlying_groups import OutlyingGroups
 from lachesis.pipeline.health.logic.rater_saturation import RaterSaturation
 from lachesis.pipeline.health.logic.rollout_training import RolloutTraining
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
+from lachesis.pipeline.health.logic.spreading import LanguageCheck, PhraseCheck
 from lachesis.pipeline.health.logic.staleness import StaleLengths, Staleness
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
 from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
@@ -87,6 +88,8 @@ def _checks(config: HealthConfig) -> list[Check]:
         RaterSaturation(),
         OutlyingGroups(),
         UnpaidBonuses(),
+        PhraseCheck(),
+        LanguageCheck(),
     ]
 
 

@@ -11,6 +11,7 @@ _BUILTIN = {
     "exact_match": f"{_HERE}.exact_match:exact_match",
     "format": f"{_HERE}.format:well_formed",
     "json_valid": f"{_HERE}.json_valid:json_valid",
+    "language": f"{_HERE}.language:language",
     "length": f"{_HERE}.length:length",
     "llm_judge": f"{_HERE}.llm_judge:LLMJudge",
     "math": f"{_HERE}.math:MathRater",

@@ -8,18 +8,13 @@ tables are words.
 import re
 from collections.abc import Iterator
 
+from lachesis.pipeline.common.unspaced_scripts import UNSPACED
 from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["repetition"]
 
-_UNSPACED = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
-    "\u3041-\u312f\u3131-\u318f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua980-\ua9df\uaa00-\uaadf\uf900-\ufaff\uff66-\uff9d"
-    "\U00016f00-\U00016fff\U0001b000-\U0001b16f\U00020000-\U0003ffff"
-)
-"""Thai, Lao, Tibetan, Burmese, Khmer, Tai, Javanese, Cham, Chinese and Japanese: no blanks between words."""
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _MAX_WORD_CHARS = 32
 """Characters of a word; longer ones are no words, and each of their characters counts."""
 _RUN = re.compile(r"(.{1,12}?)\1{2,}", re.DOTALL)

@@ -38,6 +38,8 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
         "stale_lengths",
         "held_out",
         "unpaid_bonuses",
+        "phrases",
+        "language",
     }
     assert monitor.standing.quarantined_from is None
 

@@ -203,6 +203,7 @@ OF_RATERS: dict[str, Row] = {
         ],
         rater("rubric_judge", params={**HERE, "criteria": ["is right"]}),
     ),
+    "language": (rater("language", params={"expected": "German"}), rater("language")),
     "length": (rater("length", params={"ramp": 0}), rater("length")),
     "numeric": (rater("numeric", params={"pattern": "("}), rater("numeric")),
     "reasoning_gym": (

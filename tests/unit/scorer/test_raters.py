@@ -99,6 +99,40 @@ def test_length_ramps_outside_its_limits():
     assert [rate("length", "x", tokens=t, **limits) for t in (0, 5, 10, 20, 25, 30, 99)] == [0, 0.5, 1, 1, 0.5, 0, 0]
 
 
+GERMAN = "Die Antwort ist 18, weil sie drei Eier zum Frühstück isst."
+ENGLISH = "The answer is 18, because she eats three eggs for breakfast."
+
+
+def rate_language(completion, question="How many eggs does she have left in the end?", **params):
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
+    sample = Sample(prompt=question, completion=completion, messages=messages)
+    return load_member(RaterConfig(rater="language", params=params)).rater.rate(sample)
+
+
+def test_language_is_that_of_the_question_or_the_expected_one():
+    assert rate_language(ENGLISH) == 1.0
+    assert rate_language(GERMAN) == 0.0
+    assert rate_language(GERMAN, "Wie viele Eier hat sie am Ende noch übrig?") == 1.0
+    assert rate_language(GERMAN, expected="de") == 1.0
+    assert rate_language(GERMAN, expected=["en", "fr"]) == 0.0
+    assert rate_language("18") is None
+    assert rate_language(ENGLISH, "3 + 15 = ?") is None
+    assert rate_language(f"{ENGLISH * 10}{GERMAN * 20}") == pytest.approx(1 / 3)
+
+
+def test_language_is_that_of_the_answer_unless_thinking_counts():
+    thought = f"<think>{ENGLISH * 20}</think>{GERMAN}"
+    assert rate_language(thought, expected="de") == 1.0
+    assert rate_language(thought, expected="de", thinking=True) < 1.0
+    assert rate_language(f"<think>{GERMAN}", expected="de") is None
+
+
+@pytest.mark.parametrize("expected", ["German", "DE", ["en", ""], "d1"])
+def test_language_needs_codes(expected):
+    with pytest.raises(ConfigError, match="ISO 639"):
+        rate_language(ENGLISH, expected=expected)
+
+
 def test_repetition():
     assert rate("repetition", "") == 0.0
     assert rate("repetition", "two words") == 1.0

@@ -1,0 +1,39 @@
+"""Names the language of a text, by py3langid's model, which is loaded when it is first needed.
+
+Says nothing where it is not sure: of numbers, formulas, programs and a few words. The model takes some 80 MB of memory
+and half a second, so it is loaded when the first text is looked at, and a process that looks at none has none of it.
+"""
+
+import re
+from functools import cache
+from typing import Any
+
+__all__ = ["language_of"]
+
+_SURE = 0.6
+"""Probability from which on a language counts: prose of ten words has more, programs and formulas less than .3."""
+_VARIETIES = frozenset({"wuu", "yue", "ary", "arz", "nn", "bs", "pcm", "uzs", "sdh", "an", "ext", "gcr", "gcf"})
+"""Close relatives of a language that the model knows as well; a few words of it could be of either."""
+_NO_LANGUAGE = "zxx"
+_MIN_LETTERS = 12
+"""Letters below which nothing is said; a third of that in scripts of whole words."""
+_LETTERS = re.compile(r"[^\W\d_]")
+_WORD_SCRIPTS = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+
+
+def language_of(text: str) -> str | None:
+    """Return the ISO 639 code of the language that `text` is in, None where that is not clear."""
+    letters = len(_LETTERS.findall(text))
+    if letters < _MIN_LETTERS and letters + 2 * len(_WORD_SCRIPTS.findall(text)) < _MIN_LETTERS:
+        return None
+    language, probability = _identifier().classify(text)
+    return str(language) if probability >= _SURE and language != _NO_LANGUAGE else None
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier.set_languages(set(identifier.labels) - _VARIETIES)
+    return identifier
