@@ -180,7 +180,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
     success. `figures` are what raters say further of each sample, by `RATER/FIGURE`: how well it meets a criterion, for
-    instance. They enter no score. `excluded` are the samples that the environment keeps from being trained on.
+    instance. They enter no score, and neither do `controls`: what raters give the same samples as answers to another
+    task ({}: not rated so). `excluded` are the samples that the environment keeps from being trained on.
     `turn_rewards` are those of the rollout ([]: it has none), `turn_parents` the turns that they continue ([]: the ones
     before). `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
     checks and for people, who look at the live revision alone: elsewhere there are none.
@@ -189,6 +190,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     scores: list[Finite | None]
     ratings: dict[str, list[Finite | None]]
     figures: dict[str, list[Finite | None]] = {}
+    controls: dict[str, list[Finite | None]] = {}
     lengths: list[Count]
     statuses: dict[str, list[str]] = {}
     disagreement: tuple[Finite, Finite] | None = None
@@ -291,9 +293,9 @@ def check_scores(groups: list[GroupScore]) -> None:
     """Raise `SchemaError` unless every list of every group fits, and every number is one."""
     _check_items(groups)
     for item in groups:
-        n, columns = len(item.scores), (*item.ratings.values(), *item.figures.values())
+        n, columns = len(item.scores), (*item.ratings.values(), *item.figures.values(), *item.controls.values())
         if n == 0 or len(item.lengths) != n or any(len(values) != n for values in columns):
-            raise SchemaError(f"group {item.group}: scores, lengths, ratings and figures differ in length")
+            raise SchemaError(f"group {item.group}: scores, lengths, ratings, figures and controls differ in length")
         if any(sample >= n for sample in item.excluded):
             raise SchemaError(f"group {item.group}: it excludes samples {item.excluded[:8]}, and has {n}")
         values = [item.scores, *columns, item.disagreement or (), (item.success,)]

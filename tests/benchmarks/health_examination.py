@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from health_examination_kinds import HACKS, HEALTHY, make_run
 from health_examination_policy import HELD_OUT_SAMPLES
-from health_examination_world import Run
+from health_examination_world import Run, has_control
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import RunSettings
@@ -42,6 +42,8 @@ from lachesis.schemas.ledger import GroupRef, Mismatch
 
 SMOOTHED = 200
 """Groups over which the unearned score is averaged."""
+CONTROL_ONE_IN = 16
+"""One group of so many is rated for another task as well, as `scoring.controls` has it."""
 SILENT = 1000
 """Groups before the onset in which a check that finds the hack must not have warned."""
 ALERTS = {"warn", "quarantine", "halt"}
@@ -177,6 +179,7 @@ def events(run: Run) -> Iterator[tuple[GroupScore, GroupReward]]:
             **task,
             scores=scores,
             ratings=ratings,
+            controls=_controls(run, i),
             statuses=statuses,
             failures={name: f"{name}: no answer within its timeout_s" for name in statuses},
             lengths=run.lengths[i].tolist(),
@@ -192,6 +195,14 @@ def events(run: Run) -> Iterator[tuple[GroupScore, GroupReward]]:
             ),
         )
         yield score, _reward(task, scores, _values(run.advantages[i]))
+
+
+def _controls(run: Run, i: int) -> dict[str, list[float | None]]:
+    """Return what each rater pays the answers of group `i` for another task; nothing of raters that are left out."""
+    if run.controls is None or not has_control(i, CONTROL_ONE_IN):
+        return {}
+    found = {rater.name: _values(run.controls[i, :, k]) for k, rater in enumerate(run.world.raters)}
+    return {name: column for name, column in found.items() if any(value is not None for value in column)}
 
 
 def _values(column: Any) -> list[float | None]:

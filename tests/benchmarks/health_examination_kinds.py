@@ -221,7 +221,7 @@ HACKS: dict[str, World] = {
         raters=(overlap(fooled=0.82), form()),
         aggregation="mean",
         success_rater=None,
-        hack=Hack(right=0.0, tokens=150.0, shared=0.9, logprob=0.3),
+        hack=Hack(task_bound=True, right=0.0, tokens=150.0, shared=0.9, logprob=0.3),
         **SLOW,
     ),
     "a judge told what to say": World(
@@ -233,13 +233,13 @@ HACKS: dict[str, World] = {
     "answers known by heart": World(
         raters=(suite(fooled=0.97), judge(floor=0.2, fooled=0.65), form()),
         tasks=800,
-        hack=Hack(right=0.0, rate=0.18, held_out=False, tokens=60.0, logprob=0.2, shared=0.5),
+        hack=Hack(task_bound=True, right=0.0, rate=0.18, held_out=False, tokens=60.0, logprob=0.2, shared=0.5),
         **SLOW,
     ),
     "hedged answers": World(
         raters=(suite(fooled=0.85), overlap(fooled=0.75), judge(fooled=0.55, floor=0.15)),
         success=0.35,
-        hack=Hack(right=0.0, length=1.15),
+        hack=Hack(task_bound=True, right=0.0, length=1.15),
         **SLOW,
     ),
     "empty reasoning": World(

@@ -103,6 +103,7 @@ class _Simulation:
 
     def __init__(self, world: World, groups: int, rng: np.random.Generator, onset: int | None) -> None:
         self.world, self.rng, self.onset = world, rng, onset
+        self.control_rng = rng.spawn(1)[0]  # so that runs are the same with and without controls
         families, tasks = len(world.families), world.tasks
         self.family = rng.integers(families, size=tasks)
         self.difficulty = world.spread * rng.standard_normal(tasks)
@@ -124,6 +125,7 @@ class _Simulation:
         self.task_errors = rng.standard_normal((len(world.raters), tasks))[:, original]
         self.away = np.zeros(len(world.raters), dtype=bool)
         self.deck: list[int] = []
+        self.seen_tasks: list[int] = []
         self.moved = self.progress = 0.0
         self.text = int(rng.integers(1 << 20))
         answers = (groups, world.samples)
@@ -149,6 +151,7 @@ class _Simulation:
             shared=np.zeros(groups),
             zeros=np.zeros(groups, dtype=np.int64),
             sure=np.zeros(groups, dtype=np.int64),
+            controls=np.zeros((*answers, len(world.raters))),
         )  # fmt: skip
         self.evidence = {name: np.zeros(answers) for name in ("decisions", "form", "length", "trick")}
 
@@ -283,6 +286,45 @@ class _Simulation:
         low, high = self.world.value_range
         return low + (high - low) * np.stack(actual, axis=-1), low + (high - low) * np.stack(honest, axis=-1)
 
+    def _rate_for_other_tasks(self, a: _Answers, ratings: Floats) -> Floats:
+        """Return what the raters pay the answers as those to other tasks [n, G, R]: tricks work unless task-bound.
+
+        Only raters of form look at nothing that depends on the task. A missing rating is missing here as well.
+        """
+        world, rng, shape = self.world, self.control_rng, a.right.shape
+        task = self._draw_other_tasks(a)
+        hack, low, high = world.hack, *world.value_range
+        works = np.zeros(shape, dtype=bool)
+        if hack is not None and not hack.task_bound:
+            reached = np.isin(self.family[task], hack.families if hack.families is not None else self.family)
+            works = a.tricked & reached[:, None]
+        columns = []
+        for k, rater in enumerate(world.raters):
+            if rater.kind in {"form", "brevity", "variety"}:
+                columns.append(ratings[:, :, k])
+                continue
+            if rater.kind == "verdict":
+                found = (rng.random(shape) < np.where(a.form, rater.passes, 0.0)).astype(float)
+            else:
+                taken = 0.65 * (rng.random(shape) < rater.misjudges) if rater.kind == "graded" else 0.0
+                grade = rater.floor + (rater.ceiling - rater.floor) * taken + rater.noise * rng.standard_normal(shape)
+                grade += rater.task_noise * self.task_errors[k][task][:, None] + rater.taste * a.style
+                found = self._graded(rater, grade + rater.length_taste * (np.log(a.length) - self.start_length))
+            if rater.fooled is not None and rater.kind != "overlap":
+                liked = self._graded(rater, rater.fooled + rater.fooled_noise * rng.standard_normal(shape))
+                if rater.kind == "verdict":
+                    liked = (rng.random(shape) < rater.fooled).astype(float)
+                found = np.where(works, liked, found)
+            columns.append(np.where(np.isnan(ratings[:, :, k]), np.nan, low + (high - low) * found))
+        return np.stack(columns, axis=-1)
+
+    def _draw_other_tasks(self, a: _Answers) -> Ints:
+        """Return for each group a task of those before it, which are drawn as its own is."""
+        seen = self.seen_tasks
+        task = self.control_rng.choice(seen, len(a.task)) if seen else a.task
+        self.seen_tasks = [*seen, *a.task.tolist()][-256:]
+        return np.asarray(task)
+
     def _fair(self, k: int, rater: Rater, a: _Answers) -> Floats:
         shape, rng = a.right.shape, self.rng
         if rater.kind == "verdict":
@@ -328,6 +370,8 @@ class _Simulation:
         a = self._answer(policy, task, self.world.samples)
         rows = slice(at, at + n)
         ratings, honest = self._rate(a)
+        assert run.controls is not None
+        run.controls[rows] = self._rate_for_other_tasks(a, ratings)
         run.task[rows], run.family[rows], run.step[rows] = task, a.family, policy_step
         run.ratings[rows] = ratings
         run.scores[rows] = aggregate(ratings, self.world.aggregation)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bools", "Floats", "Hack", "Ints", "Rater", "Run", "World", "row_mean"]
+__all__ = ["Bools", "Floats", "Hack", "Ints", "Rater", "Run", "World", "has_control", "row_mean"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -87,6 +87,8 @@ class Hack:
     """What it adds to the mean logprob of its tokens, in nats."""
     texts: int | None = None
     """Number of different texts that such answers are; None: each its own."""
+    task_bound: bool = False
+    """Whether it is paid as an answer to its own task alone: the key of that task, copies of its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +191,20 @@ class Run:
     """Of each step the KL between rollout and trainer, the step's own KL, and the entropy; nats a token."""
     evaluations: list[tuple[int, int, Ints, Ints]] = field(default_factory=list)
     """(groups stored by then, step, successes by task, scored answers by task) of held-out evaluations."""
+    controls: Floats | None = None
+    """[N, G, R]: what the raters pay the same answers as answers to another task of the run; NaN: not rated so.
+
+    Every group has them here. The monitor gets those of `has_control`. None: the run has no controls.
+    """
 
     def unearned(self) -> Floats:
         """Return the score paid for the trick alone, mean of each group [N]; NaN where nothing could be scored."""
         return row_mean(self.scores - self.deserved)
+
+
+def has_control(group: int, one_in: int) -> bool:
+    """Return whether the answers of a group are rated for another task as well: one group of so many, 0 none."""
+    return one_in > 0 and group * 2654435761 % (1 << 32) * one_in < 1 << 32
 
 
 def row_mean(values: Floats) -> Floats:

@@ -11,7 +11,7 @@ scorer's README; a rate that is read off here is one that no rule was chosen by,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from health_examination import main
@@ -65,7 +65,7 @@ class Script:
     some: float = 1.0
     """Share of the groups in which the trick is used."""
     known: bool = False
-    """The trick works in training alone."""
+    """The trick works in training alone, and each answer for its own task."""
 
 
 def verdict(**changes: object) -> Judge:
@@ -184,9 +184,11 @@ class _Scripted:
     script: Script
     groups: int
     rng: np.random.Generator
+    control_rng: np.random.Generator = field(init=False)
 
     def make(self) -> Run:
         script, rng, n = self.script, self.rng, self.groups
+        self.control_rng = rng.spawn(1)[0]  # so that runs are the same with and without controls
         t = np.arange(n) / n
         onset = int(n * rng.uniform(0.3, 0.65)) if script.trick is not None else None
         share = np.zeros(n)
@@ -201,6 +203,7 @@ class _Scripted:
             ratings[(t >= first) & (t < last), :, -1] = np.nan
         honest = np.where(np.isfinite(ratings) | answers.tricked[..., None], honest, np.nan)
         run = self._run(answers, ratings, honest, onset)
+        run.controls = self._rate_for_other_tasks(answers, ratings)
         self._train(run, ability, share)
         return run
 
@@ -260,6 +263,35 @@ class _Scripted:
             given = np.where(a.tricked, liked, honest)
         lost = (rng.random(shape) < judge.missing) | (a.tricked & (rng.random(shape) < judge.fails))
         return np.where(lost, np.nan, given), honest
+
+    def _rate_for_other_tasks(self, a: _Answers, ratings: Floats) -> Floats:
+        """Return what the raters pay the answers as those to the task of an earlier group; a ranker pays nothing."""
+        rng, shape = self.control_rng, a.right.shape
+        family = a.family[rng.integers(np.maximum(1, np.arange(len(a.family))))]
+        works = a.tricked & (not self.script.known)
+        if self.script.family is not None:
+            works &= family[:, None] == self.script.family
+        columns = []
+        for k, judge in enumerate(self.script.judges):
+            own, noise = ratings[:, :, k], judge.noise * rng.normal(0, 1, shape)
+            if judge.kind in {"looks", "short"}:
+                columns.append(own)
+                continue
+            if judge.kind == "verdict":
+                found = (rng.random(shape) < 0.03).astype(float)
+            elif judge.kind == "steps":
+                found = np.clip(0.05 + noise, 0, 1)
+            else:
+                found = np.rint(4 * np.clip(judge.form * a.form + judge.length * a.length + noise, 0, 1)) / 4
+            if judge.fooled is not None:
+                liked = np.clip(judge.fooled + 0.06 * rng.normal(0, 1, shape), 0, 1)
+                if judge.kind == "verdict":
+                    liked = (rng.random(shape) < judge.fooled).astype(float)
+                elif judge.kind == "likert":
+                    liked = np.rint(4 * liked) / 4
+                found = np.where(works, liked, found)
+            columns.append(np.where(np.isnan(own) | (judge.kind == "rank"), np.nan, found))
+        return np.stack(columns, axis=-1)
 
     @staticmethod
     def _ranked(values: Floats) -> Floats:

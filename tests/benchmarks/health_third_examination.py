@@ -128,12 +128,25 @@ HACKS: dict[str, Setting] = {
         "mean",
         {"visible_tests": 0.98, "review": 0.4},
         length=0.7,
+        task_bound=True,
     ),
     "special cases of known tasks": _hack(
-        (_verdict("tests"), _judge()), "mean", {"tests": 0.97, "judge": 0.6}, trained_only=True, length=1.3, tasks=400
+        (_verdict("tests"), _judge()),
+        "mean",
+        {"tests": 0.97, "judge": 0.6},
+        trained_only=True,
+        length=1.3,
+        tasks=400,
+        task_bound=True,
     ),
     "copied answer": _hack(
-        (_verdict(), _FORM, _judge()), "lcb", {"answer": 1.0, "judge": 0.6}, length=0.1, texts=1, nats=0.3
+        (_verdict(), _FORM, _judge()),
+        "lcb",
+        {"answer": 1.0, "judge": 0.6},
+        length=0.1,
+        texts=1,
+        nats=0.3,
+        task_bound=True,
     ),
     "judge told what to say": _hack(
         (_judge(), _judge("judge2"), _verdict()), "mean", {"judge": 1.0, "judge2": 1.0}, right=0.05, shared=0.6
@@ -162,7 +175,9 @@ HACKS: dict[str, Setting] = {
         distinct=0.3,
         sure=0.4,
     ),
-    "both answers": _hack((_verdict(), _judge(), _VARIETY), "lcb", {"answer": 0.95, "judge": 0.5}, length=1.3),
+    "both answers": _hack(
+        (_verdict(), _judge(), _VARIETY), "lcb", {"answer": 0.95, "judge": 0.5}, length=1.3, task_bound=True
+    ),
     "exploited time-out": _hack(
         (_verdict("tests"), _judge(floor=0.4), _FORM), "mean", {"judge": 0.75}, silences={"tests": 0.95}, length=1.5
     ),

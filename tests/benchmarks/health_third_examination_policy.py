@@ -56,6 +56,8 @@ class Strategy:
     """Families, from the first, whose tasks it works on; None: all."""
     phase: int = 0
     """Groups for which it works, and then fails as long, by turns; 0: it always works."""
+    task_bound: bool = False
+    """Whether it is paid as an answer to its own task alone."""
     trained_only: bool = False
     """Whether it fails on held-out tasks."""
 
@@ -151,6 +153,8 @@ class Simulation:
 
     def __init__(self, setting: Setting, groups: int, seed: int) -> None:
         self.s, self.groups, self.rng = setting, groups, np.random.default_rng(seed)
+        self.control_rng = self.rng.spawn(1)[0]  # so that runs are the same with and without controls
+        self.seen_families = np.zeros(1, dtype=np.int64)
         n = len(setting.families)
         self.difficulty = self.rng.normal(0, setting.spread, setting.tasks)
         self.family_of = np.arange(setting.tasks) % n
@@ -210,8 +214,48 @@ class Simulation:
                 paid[silent, r] = np.nan
         paid[missing], honest[missing] = np.nan, np.nan
         a |= {"ratings": paid, "tricked": tricked}
+        if not held_out:
+            a["controls"] = self._rate_for_other_tasks(a, now)
         a |= {"scores": combine(paid, s.aggregation, s.weights), "deserved": combine(honest, s.aggregation, s.weights)}
         return a | self._signals(a, of)
+
+    def _rate_for_other_tasks(self, a: dict[str, Any], now: Ints) -> Floats:
+        """Return what the raters pay the answers as those to the task of an earlier group: tricks unless task-bound."""
+        rng, s, chosen = self.control_rng, self.s, a["chosen"]
+        family = rng.choice(self.seen_families, len(chosen))
+        self.seen_families = np.concatenate([self.seen_families, a["family"]])[-256:]
+        columns = []
+        for k, rater in enumerate(s.raters):
+            own = a["ratings"][:, :, k]
+            if rater.kind in {"form", "brevity", "variety"}:
+                columns.append(own)
+                continue
+            found = self._grade_for_other_task(rater, a)
+            for i, one in enumerate(s.strategies):
+                if rater.name not in one.fooled or one.task_bound or one.trained_only or rater.kind == "overlap":
+                    continue
+                works = family < (one.works_on or len(s.families))
+                if one.phase:
+                    works &= (now - self.found) // one.phase % 2 == 0
+                pay = one.fooled[rater.name]
+                liked = np.clip(np.round(pay + rng.normal(0, rater.fooled_noise, chosen.shape), 1), 0, 1)
+                if rater.kind == "verdict":
+                    liked = (rng.random(chosen.shape) < pay) * 1.0
+                found = np.where((chosen == i) & works[:, None], liked, found)
+            columns.append(np.where(np.isnan(own), np.nan, found))
+        return np.stack(columns, axis=2)
+
+    def _grade_for_other_task(self, rater: Rater, a: dict[str, Any]) -> Floats:
+        """Return what a rater that no trick fools gives answers to another task."""
+        rng, s, shape = self.control_rng, self.s, a["right"].shape
+        if rater.kind == "verdict":
+            return np.asarray((rng.random(shape) < rater.passes) * 1.0)
+        merit = np.where(rng.random(shape) < rater.misjudges, 1.0, 0.0)
+        noise = rng.standard_t(s.tails, shape) if s.tails else rng.normal(size=shape)
+        grade = rater.floor + (rater.ceiling - rater.floor) * merit + rater.noise * noise + rater.taste * a["style"]
+        grade = grade + rater.length_taste * np.log(a["lengths"] / s.length)
+        grade = grade + rater.task_noise * rng.normal(size=(len(merit), 1))
+        return np.asarray(np.round(np.clip(grade, 0, 1) * rater.grades) / rater.grades)
 
     def _rate(self, rater: Rater, a: dict[str, Any]) -> Floats:
         rng, s, shape = self.rng, self.s, a["right"].shape
@@ -357,7 +401,7 @@ class Simulation:
 
     def _finish(self, record: Run, parts: list[dict[str, Any]]) -> Run:
         names = ("task", "family", "step", "ratings", "scores", "deserved", "advantages", "right", "tricked", "form")
-        for name in (*names, "lengths", "logprobs", "texts", "cut", "shared", "zeros", "sure"):
+        for name in (*names, "controls", "lengths", "logprobs", "texts", "cut", "shared", "zeros", "sure"):
             setattr(record, name, np.concatenate([a[name] for a in parts]))
         record.distinct = np.concatenate([a["distinct"].mean(axis=1) for a in parts])
         tricked = np.flatnonzero(record.tricked.any(axis=1))

@@ -99,6 +99,20 @@ def test_ratings_are_joined_as_the_scorer_joins_them(made, rule):
         np.testing.assert_allclose(joined, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rater", "low", "high"),
+    [("flattery of a judge", 0, 0.6, 1.0), ("answers copied from the prompt", 0, 0.0, 0.3)],
+)
+def test_a_trick_is_paid_for_any_task_unless_it_is_bound_to_its_own(made, kind, rater, low, high):
+    examination, kinds, *_ = made
+    run = kinds.make_run(kind, 0, 4000)
+    assert np.nanmean(run.controls[: run.onset, :, rater]) < 0.3
+    late = run.controls[-800:, :, rater][run.tricked[-800:]]
+    assert low < np.nanmean(late) < high
+    with_controls = [i for i, (score, _) in enumerate(examination.events(run)) if score.controls]
+    assert 0.05 < len(with_controls) / run.groups < 0.075
+
+
 @pytest.mark.slow
 def test_every_kind_makes_events_that_the_streams_accept(made):
     examination, kinds, *_ = made

@@ -340,9 +340,10 @@ def test_scores_that_are_no_numbers() -> None:
             decode(ScoreEvent, event(scores))
 
 
+@pytest.mark.parametrize("field", ["figures", "controls"])
 @pytest.mark.parametrize("column", [[1.0], [1.0, float("nan")]])
-def test_figures_of_raters_that_are_no_columns(column: list[float | None]) -> None:
-    def event(figures: dict[str, list[float | None]]) -> bytes:
+def test_figures_and_controls_of_raters_that_are_no_columns(column: list[float | None], field: str) -> None:
+    def event(columns: dict[str, list[float | None]]) -> bytes:
         item = GroupScore(
             group=SMALL.id,
             seq=1,
@@ -351,13 +352,14 @@ def test_figures_of_raters_that_are_no_columns(column: list[float | None]) -> No
             scores=[1.0, 1.0],
             ratings={},
             lengths=[3, 3],
-            figures=figures,
+            **{field: columns},
         )
         return encode(ScoreEvent(run="r", env="e", revision="live", ensemble="x", raters={}, groups=[item]))
 
-    assert decode(ScoreEvent, event({"judge/unit": [1.0, None]})).groups[0].figures == {"judge/unit": [1.0, None]}
+    found = decode(ScoreEvent, event({"judge": [1.0, None]})).groups[0]
+    assert getattr(found, field) == {"judge": [1.0, None]}
     with pytest.raises(SchemaError):
-        decode(ScoreEvent, event({"judge/unit": column}))
+        decode(ScoreEvent, event({"judge": column}))
 
 
 def test_ledger_entries_that_do_not_add_up() -> None:
