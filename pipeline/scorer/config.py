@@ -91,6 +91,10 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Lambda of uwo and lcb. Default None: 0.5 for uwo, and 1 / sqrt(m - 1) for lcb over the m ratings present. With
     that lcb lies between the lowest rating and the mean of all but the highest, so that no single rater can lift it
     beyond what the others say, whatever part of its bounds they use; for two raters it is min."""
+    controls: float = 1 / 16
+    """Share of the groups whose answers are rated once more as answers to another task, from 0 to 1; so much more do
+    the raters cost, judges among them. No score depends on it: the health check `task_blindness` sees by it that a
+    rater pays whatever the task is. 0 switches it off. Default 1/16, .0625."""
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5
@@ -104,6 +108,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"scoring.penalty is {self.penalty}; it cannot be negative.")
         if not 0 <= self.patience_s < float("inf"):
             raise ConfigError(f"scoring.patience_s is {self.patience_s}; give a number of seconds, 0 or more.")
+        if not 0 <= self.controls <= 1:
+            raise ConfigError(f"scoring.controls is {self.controls}; it is a share of the groups, from 0 to 1.")
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")
         if not 0 <= self.threshold <= 1:

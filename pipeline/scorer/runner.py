@@ -16,7 +16,7 @@ that may hang for good, or holds the interpreter lock, needs a process of its ow
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -91,6 +91,27 @@ class EnsembleRunner:
             async with anyio.create_task_group() as tasks:
                 for calls in waiting:
                     tasks.start_soon(calls.rate, samples, results[calls.member.name])
+        return results
+
+    async def rate_controls(
+        self, samples: Sequence[Sample], own: Mapping[str, Sequence[Rating]]
+    ) -> dict[str, list[Rating]]:
+        """Return rater name -> one rating a sample, of samples that stand for `own` ones with another task.
+
+        A sample that a rater did not rate under its own task is left out, and so are raters that rate groups: they
+        compare the samples. Nothing is retried, and no failure counts as one of the rater.
+        """
+        results = {
+            calls.member.name: [Rating(None, "abstain")] * len(samples)
+            for calls in self._calls
+            if not calls.member.rater.rates_groups
+        }
+        async with anyio.create_task_group() as tasks:
+            for calls in self._calls:
+                name = calls.member.name
+                for i in range(len(samples)) if name in results else ():
+                    if own[name][i].value is not None:
+                        tasks.start_soon(calls.rate_control, samples[i], results[name], i)
         return results
 
 
@@ -178,6 +199,17 @@ class _MemberCalls:
                     for i, sample in enumerate(samples):
                         tasks.start_soon(self._rate_one, sample, column, i)
             found["rl.missing"] = sum([rating.status != "ok" for rating in column])
+
+    async def rate_control(self, sample: Sample, column: list[Rating], i: int) -> None:
+        """Rate a sample once, into `column`; every failure is a missing rating, and is forgotten."""
+        async with self._slots:
+            if self._breaker.is_open:
+                return
+            with anyio.move_on_after(self.member.config.timeout_s):
+                try:
+                    column[i] = self._judge(await self._call(sample))
+                except Exception as error:  # noqa: BLE001 - the rater is foreign code, and nothing depends on this call
+                    column[i] = Rating(None, "error", type(error).__name__)
 
     async def _rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
         column[i] = await self._rate_patiently(sample, self._judge)

@@ -20,6 +20,7 @@ from lachesis.pipeline.normalizer.config.shaping import RewardConfig
 from lachesis.pipeline.normalizer.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.scorer.config import ScoringConfig
+from lachesis.pipeline.scorer.controls import OtherTasks, is_control
 from lachesis.pipeline.scorer.loader import load_members
 from lachesis.pipeline.scorer.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scorer.logic.bonus import ShapingSample, shape
@@ -64,7 +65,8 @@ class SuccessRule(Protocol):
 
 class EnvironmentScorer:
     """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
-    say why ratings are missing. `report` is called before an unavailable rater is called again; without it, that is
+    say why ratings are missing. `has_controls`: some groups are rated for another task as well, as `scoring.controls`
+    says. `report` is called before an unavailable rater is called again; without it, that is
     logged.
 
     `digest` names all that scores and bonuses depend on.
@@ -77,9 +79,14 @@ class EnvironmentScorer:
         shaping: RewardConfig | None = None,
         *,
         explains: bool = False,
+        has_controls: bool = False,
         report: Callable[[RetryWait], None] | None = None,
     ) -> None:
         self._explains = explains
+        self._control_share = scoring.controls if has_controls else 0.0
+        self._other_tasks = OtherTasks()
+        self.control_ratings = 0
+        """Ratings of answers for another task so far."""
         members = load_members(scoring.raters)
         self._ensemble = None
         if members:
@@ -114,6 +121,7 @@ class EnvironmentScorer:
         samples: list[Sample] | None = None
         failures: dict[str, str] = {}
         figures: dict[str, list[float | None]] = {}
+        controls: dict[str, list[float | None]] = {}
         if self._ensemble is not None:
             samples = samples_of(group)
             ratings = await self._ensemble.runner.rate_group(samples)
@@ -125,6 +133,8 @@ class EnvironmentScorer:
             self._wait_for_the_unavailable(ratings, scores.unscorable)
             if self._explains:
                 failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
+            if self._control_share > 0:
+                controls = await self._rate_controls(self._ensemble, group.id, samples, ratings)
         else:
             scores, problems = _own_rewards(group)
             for name, rewards in scores.ratings.items():
@@ -141,6 +151,7 @@ class EnvironmentScorer:
             scores=scores.scores,
             ratings=scores.ratings,
             figures=figures,
+            controls=controls,
             lengths=group.sequences.lengths,
             index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
@@ -153,6 +164,19 @@ class EnvironmentScorer:
             turn_rewards=group.sequences.turn_rewards or [],
             turn_parents=group.sequences.turn_parents or [],
         )
+
+    async def _rate_controls(
+        self, by: _RaterEnsemble, group: str, samples: Sequence[Sample], own: Mapping[str, Sequence[Rating]]
+    ) -> dict[str, list[float | None]]:
+        """Return what the raters give the samples as answers to another task, if the group is chosen for that."""
+        exchanged = self._other_tasks.exchange(samples) if is_control(group, self._control_share) else []
+        self._other_tasks.remember(samples[0])
+        if not exchanged:
+            return {}
+        ratings = await by.runner.rate_controls(exchanged, own)
+        self.control_ratings += sum(own[name][i].value is not None for name in ratings for i in range(len(samples)))
+        found = by.ensemble.calibrate(ratings)
+        return {name: column for name, column in found.items() if any(value is not None for value in column)}
 
     @property
     def _min_success(self) -> float:
@@ -216,13 +240,16 @@ def load_scorer(
     env: str,
     *,
     explains: bool = False,
+    has_controls: bool = False,
     report: Callable[[RetryWait], None] | None = None,
 ) -> EnvironmentScorer:
     """Return the scorer of an environment of a run.
 
     Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
     """
-    scorer = EnvironmentScorer(settings.scoring, settings, settings.shaping, explains=explains, report=report)
+    scorer = EnvironmentScorer(
+        settings.scoring, settings, settings.shaping, explains=explains, has_controls=has_controls, report=report
+    )
     raters = list(scorer.versions)
     unknown = sorted(set(settings.weighted) - set(raters))
     if unknown and raters:

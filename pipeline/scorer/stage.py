@@ -61,8 +61,11 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
     """
     await service.starts_with("loading raters")
     report = service.report_wait
-    shared = EnvironmentScorer(settings.scoring, None, explains=True, report=report)
-    scorers = {env: load_scorer(one, env, explains=True, report=report) for env, one in settings.environments.items()}
+    shared = EnvironmentScorer(settings.scoring, None, explains=True, has_controls=True, report=report)
+    scorers = {
+        env: load_scorer(one, env, explains=True, has_controls=True, report=report)
+        for env, one in settings.environments.items()
+    }
     limits = _Limits(service, settings.reads)
     agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
     in_force = ActivePromotion(service.bus, service.run, service.revision)
@@ -92,6 +95,7 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
         unrated.report(env, scorer)
+        service.vitals.metrics[f"reward/{env}/control_ratings"] = float(scorer.control_ratings)
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
             untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
@@ -208,7 +212,9 @@ def _promoted(
         return None
     try:
         one = settings.promoted(promotion)[env]
-        scoring = admit_promoted(one.scoring, settings.named)
-        return EnvironmentScorer(scoring, one, one.shaping, explains=True, report=report)
+        scoring = msgspec.structs.replace(
+            admit_promoted(one.scoring, settings.named), controls=settings.environments[env].scoring.controls
+        )
+        return EnvironmentScorer(scoring, one, one.shaping, explains=True, has_controls=True, report=report)
     except ConfigError as error:
         raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error

@@ -40,6 +40,7 @@ from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
 from lachesis.pipeline.health.logic.spreading import LanguageCheck, PhraseCheck
 from lachesis.pipeline.health.logic.staleness import StaleLengths, Staleness
 from lachesis.pipeline.health.logic.step_size import StepSizeCheck
+from lachesis.pipeline.health.logic.task_blindness import TaskBlindness
 from lachesis.pipeline.health.logic.unconfirmed_gain import UnconfirmedGain
 from lachesis.pipeline.health.logic.unpaid_bonuses import UnpaidBonuses
 from lachesis.schemas.alerts import Alert, EnvironmentStanding, RolloutRange, Severity
@@ -85,6 +86,7 @@ def _checks(config: HealthConfig) -> list[Check]:
         ModeCollapse(),
         CollapseCheck(),
         UnconfirmedGain(),
+        TaskBlindness(),
         RaterSaturation(),
         OutlyingGroups(),
         UnpaidBonuses(),

@@ -90,6 +90,14 @@ class Ensemble:
         """Rater name -> version."""
         return {member.name: member.version for member in self.members}
 
+    def calibrate(self, ratings: Mapping[str, Sequence[Rating]]) -> dict[str, list[float | None]]:
+        """Return ratings of some of the members, by rater, moved and scaled to [0, 1]."""
+        return {
+            member.name: _calibrated(ratings[member.name], member.bounds)
+            for member in self.members
+            if member.name in ratings
+        }
+
     def score(self, ratings: Mapping[str, Sequence[Rating]]) -> EnsembleScores:
         """Aggregate the ratings of one group.
 
@@ -103,7 +111,7 @@ class Ensemble:
         n = len(ratings[names[0]])
         if any(len(ratings[name]) != n for name in names):
             raise DataError(f"raters rated different numbers of samples: { {k: len(r) for k, r in ratings.items()} }.")
-        calibrated = {member.name: _calibrated(ratings[member.name], member.bounds) for member in self.members}
+        calibrated = self.calibrate(ratings)
         samples = list(zip(*calibrated.values(), strict=True))
         present = [_present(sample) for sample in samples]
         moments = [_moments(x) for x in present]

@@ -34,6 +34,7 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
     assert judged == set(CHECKS) - {
         "staleness",
         "step_size",
+        "task_blindness",
         "rollout_training",
         "stale_lengths",
         "held_out",

@@ -101,7 +101,8 @@ async def test_all_history_under_the_live_settings_gives_the_live_rewards_to_the
     assert any(reward.rewards != reward.scores for reward in rewards), "nothing was ever normalized"
     scores = [item for event in events for item in event.scores]
     assert all(score.signals for score in live_scores)
-    judged = [msgspec.structs.replace(score, signals=None) for score in live_scores]  # only health looks at the rest
+    assert any(score.controls for score in live_scores)
+    judged = [msgspec.structs.replace(score, signals=None, controls={}) for score in live_scores]  # for health alone
     assert facts(scores) == facts(sorted(judged, key=lambda item: item.seq))
     assert [item.seq for event in events for item in event.unscored] == [5]
     assert await lab.bus.usage(subjects.EVENTS) == before
