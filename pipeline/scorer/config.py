@@ -91,10 +91,10 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Lambda of uwo and lcb. Default None: 0.5 for uwo, and 1 / sqrt(m - 1) for lcb over the m ratings present. With
     that lcb lies between the lowest rating and the mean of all but the highest, so that no single rater can lift it
     beyond what the others say, whatever part of its bounds they use; for two raters it is min."""
-    controls: float = 1 / 16
+    controls: float = 1 / 8
     """Share of the groups whose answers are rated once more as answers to another task, from 0 to 1; so much more do
     the raters cost, judges among them. No score depends on it: the health check `task_blindness` sees by it that a
-    rater pays whatever the task is. 0 switches it off. Default 1/16, .0625."""
+    rater pays whatever the task is. 0 switches it off. Default 1/8, .125."""
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5

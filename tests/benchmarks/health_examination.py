@@ -42,7 +42,7 @@ from lachesis.schemas.ledger import GroupRef, Mismatch
 
 SMOOTHED = 200
 """Groups over which the unearned score is averaged."""
-CONTROL_ONE_IN = 16
+CONTROL_ONE_IN = 8
 """One group of so many is rated for another task as well, as `scoring.controls` has it."""
 SILENT = 1000
 """Groups before the onset in which a check that finds the hack must not have warned."""

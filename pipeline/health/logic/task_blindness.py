@@ -64,7 +64,7 @@ class _Rise(NamedTuple):
 class TaskBlindness(Check):
     """A rater rates high what it would also rate high as answers to another task, more often than at first.
 
-    The scorer rates one group of sixteen for another task as well (`scoring.controls`). Of the samples that a rater
+    The scorer rates one group of eight for another task as well (`scoring.controls`). Of the samples that a rater
     rates high, the share p that it rates high for the other task too is what it pays for something else than the task:
     flattery, tampered tests, an answer that a judge obeys. Learning the task leaves p as it is, however much the score
     rises, and so does a better form, unless that alone makes a rating high: in the first 64 groups there are ratings
