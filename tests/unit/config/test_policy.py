@@ -110,6 +110,7 @@ def test_every_setting_that_names_any_is_known_by_its_type() -> None:
         "ConnectionConfig.inbox_prefix", "ConnectionConfig.user", "ConnectionConfig.domain",
         "WandbConfig.entity", "EnvironmentConfig.success_rater",
         "RaterConfig.name", "FormatMarker.marker", "RewardConfig.format_markers", "TeacherConfig.environments",
+        "TeacherConfig.prompt",
         "HealthConfig.halts", "HealthConfig.off", "TrainingConfig.name", "TrainingConfig.device",
         "TinkerConfig.base_model", "WandbConfig.project", "MlflowConfig.experiment", "ModelInputConfig.columns",
         "InferenceConfig.device", "RunConfig.model_exceptions", "EnvironmentConfig.chat_template_kwargs",
