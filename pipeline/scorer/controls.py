@@ -39,10 +39,21 @@ class OtherTasks:
             newest.popitem(last=False)
 
     def exchange(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples as answers to another task of their environment; none if no other one is known."""
+        """Return the samples as answers to another task of their environment; none if no other one is known.
+
+        It is the oldest of those whose data have least in common with their own: with the same reference ("yes", "B"),
+        a right answer would be right for both.
+        """
         own = samples[0]
         others = [other for item, other in self._newest.get(own.env, {}).items() if item != own.item]
-        return [_as_answer_to(others[0], sample) for sample in samples] if others else []
+        if not others:
+            return []
+        other = min(others, key=lambda other: _in_common(own, other))
+        return [_as_answer_to(other, sample) for sample in samples]
+
+
+def _in_common(own: Sample, other: Sample) -> int:
+    return sum(key in other.task and other.task[key] == value for key, value in own.task.items())
 
 
 def _as_answer_to(other: Sample, sample: Sample) -> Sample:

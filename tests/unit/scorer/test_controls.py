@@ -110,6 +110,16 @@ def test_the_other_task_comes_with_what_precedes_the_answer():
     assert [message["content"] for message in found.messages] == ["s22", "u22", "a1", "t1"]
 
 
+def test_the_other_task_has_another_reference_where_there_is_one():
+    def sample(item, answer):
+        return Sample(prompt="", completion="", env="e", item=item, task={"answer": answer, "source": "exam"})
+
+    tasks = OtherTasks()
+    for item, answer in [("1", "yes"), ("2", "yes"), ("3", "no"), ("4", "no")]:
+        tasks.remember(sample(item, answer))
+    assert [tasks.exchange([sample("5", answer)])[0].item for answer in ("yes", "no")] == ["3", "1"]
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ConfigError, match="controls"):
