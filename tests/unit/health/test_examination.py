@@ -110,7 +110,7 @@ def test_a_trick_is_paid_for_any_task_unless_it_is_bound_to_its_own(made, kind, 
     late = run.controls[-800:, :, rater][run.tricked[-800:]]
     assert low < np.nanmean(late) < high
     with_controls = [i for i, (score, _) in enumerate(examination.events(run)) if score.controls]
-    assert 0.05 < len(with_controls) / run.groups < 0.075
+    assert len(with_controls) / run.groups == pytest.approx(ScoringConfig().controls, rel=0.1)
 
 
 @pytest.mark.slow
