@@ -47,7 +47,7 @@ __all__ = [
 T = TypeVar("T")
 
 _MAX_PAUSE_S = 30.0
-_LONGEST_TIMEOUT = 4
+_MAX_TIMEOUT_FACTOR = 4
 """How many times the configured time a request may take that timed out again and again."""
 _NO_MASK = (
     "the policy's server does not say which tokens top_p left, so the trainer could not compare with what was sampled: "
@@ -351,7 +351,7 @@ class InferenceRequests:
         async def attempt() -> T:
             nonlocal timeouts
             # Each request that timed out doubles the time of the next: a server that is only slow answers in the end.
-            timeout_s = self._config.request_timeout_s * min(2**timeouts, _LONGEST_TIMEOUT)
+            timeout_s = self._config.request_timeout_s * min(2**timeouts, _MAX_TIMEOUT_FACTOR)
             try:
                 with HOOKS.fail_after(timeout_s):
                     return await request()
@@ -361,7 +361,8 @@ class InferenceRequests:
                     raise
                 timeouts += 1
                 raise InfrastructureError(
-                    str(error) or f"no answer within {timeout_s:g} s; if the server is only slow, fewer groups at once "
+                    str(error)
+                    or f"no answer within {timeout_s:g} s; if the server is only slow, fewer groups at once "
                     "(environments.*.concurrency), or shorter answers, make it quicker"
                 ) from error
 

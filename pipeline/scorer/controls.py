@@ -41,15 +41,23 @@ class OtherTasks:
     def exchange(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples as answers to another task of their environment; none if no other one is known.
 
-        It is the oldest of those whose data have least in common with their own: with the same reference ("yes", "B"),
-        a right answer would be right for both.
+        It is the oldest of those whose data have least in common with their own, and never one with the same `answer`
+        ("yes", "B"): what is right for both would seem to be paid for any task.
         """
         own = samples[0]
-        others = [other for item, other in self._newest.get(own.env, {}).items() if item != own.item]
+        others = [
+            other for item, other in self._newest.get(own.env, {}).items()
+            if item != own.item and not _have_one_answer(own, other)
+        ]  # fmt: skip
         if not others:
             return []
         other = min(others, key=lambda other: _in_common(own, other))
         return [_as_answer_to(other, sample) for sample in samples]
+
+
+def _have_one_answer(own: Sample, other: Sample) -> bool:
+    answer = own.task.get("answer")
+    return answer is not None and other.task.get("answer") == answer
 
 
 def _in_common(own: Sample, other: Sample) -> int:

@@ -33,6 +33,8 @@ class _Counted(msgspec.Struct, array_like=True):
     high: int
     both: int
     score: float
+    gap: float | None
+    """Mean of its ratings for the own task less those for the other one."""
 
 
 class _Rater(msgspec.Struct):
@@ -145,7 +147,7 @@ def _count(own: Sequence[float | None], control: Sequence[float | None], level: 
     """Return the counts of the samples that were rated for both tasks."""
     pairs = [(a, b) for a, b in zip(own, control, strict=False) if is_number(a) and is_number(b)]
     high = [b for a, b in pairs if a > level]
-    return _Counted(len(high), sum(b > level for b in high), score)
+    return _Counted(len(high), sum(b > level for b in high), score, mean(a - b for a, b in pairs))
 
 
 def _rises(name: str, rater: _Rater) -> Iterator[_Rise]:
@@ -160,7 +162,7 @@ def _rises(name: str, rater: _Rater) -> Iterator[_Rise]:
             continue
         now, square = _share(rated)
         z = student_z((now - before) / math.sqrt(square + before_square), len(rated) - 1)
-        if z > _WARN_Z and now - before > _MIN_RISE and not _fell(rater.first, groups):
+        if z > _WARN_Z and now - before > _MIN_RISE and not (_fell(rater.first, groups) or _grew(rater.first, groups)):
             yield _Rise(z, name, before, now, len(rated))
 
 
@@ -171,6 +173,15 @@ def _share(groups: Sequence[_Counted]) -> tuple[float, float]:
     spread = sum((group.both - share * group.high) ** 2 for group in groups) / high**2 * len(groups) / (len(groups) - 1)
     likely = (share * high + 1) / (high + 2)  # an error of 0 where no sample is paid would be too sure
     return share, max(spread, likely * (1 - likely) / high)
+
+
+def _grew(first: Sequence[_Counted], now: Sequence[_Counted]) -> bool:
+    """Return whether ratings for the own task are further above those for the other one than at first."""
+    before, after = (
+        mean(one.gap for one in first if one.gap is not None),
+        mean(one.gap for one in now if one.gap is not None),
+    )
+    return before is not None and after is not None and after > before
 
 
 def _fell(first: Sequence[_Counted], now: Sequence[_Counted]) -> bool:

@@ -118,6 +118,9 @@ def test_the_other_task_has_another_reference_where_there_is_one():
     for item, answer in [("1", "yes"), ("2", "yes"), ("3", "no"), ("4", "no")]:
         tasks.remember(sample(item, answer))
     assert [tasks.exchange([sample("5", answer)])[0].item for answer in ("yes", "no")] == ["3", "1"]
+    tasks = OtherTasks()
+    tasks.remember(sample("1", "yes"))
+    assert tasks.exchange([sample("5", "yes")]) == []
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
