@@ -225,7 +225,7 @@ class _Simulation:
         own, honest, control = self._rate(seen, tricked, at)
         scores, deserved = self._join(own), self._join(honest)
         mean = row_mean(scores)[:, None]
-        sd = np.sqrt(row_mean((scores - mean) ** 2))[:, None]
+        sd = np.sqrt(row_mean((scores - mean) ** 2) * g / (g - 1))[:, None]
         advantages = np.where(sd > 1e-9, (scores - mean) / (sd + 1e-4), 0.0)
         h = self._entropy(k)
         logprobs = -h * rng.lognormal(0, 0.12, (b, g)) + (trick.nats * tricked if trick else 0)
