@@ -260,6 +260,8 @@ class _Simulation:
         shape = tricked.shape
         same_chance = s.same or (1 / s.classes, 1 / s.classes)
         same = rng.random((shape[0], 1)) < same_chance[0] + (same_chance[1] - same_chance[0]) * at
+        alone = same & (rng.random((shape[0], 1)) < (same_chance[0] + (same_chance[1] - same_chance[0]) * at) ** 6)
+        same = np.zeros_like(same)  # the scorer takes one of its last eight tasks that has another answer
         other = rng.random(shape) < 1 / max(1, s.classes - 1)
         own, honest, control = [], [], []
         for r in s.raters:
@@ -308,7 +310,7 @@ class _Simulation:
             lost = gone_paid | (rng.random(shape) < s.control_missing)
             control.append(np.where(lost, np.nan, elsewhere))
         controls = np.stack(control, axis=2)
-        controls[rng.random(shape[0]) < s.no_control] = np.nan
+        controls[(rng.random(shape[0]) < s.no_control) | alone[:, 0]] = np.nan
         return np.stack(own, axis=2), np.stack(honest, axis=2), controls
 
     def _join(self, ratings: Floats) -> Floats:

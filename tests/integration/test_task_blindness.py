@@ -59,5 +59,5 @@ async def test_a_judge_that_pays_whatever_the_task_is_is_told_from_a_policy_that
             found[env] = (await results_until(bus, env, FIRST + 192, "task_blindness"))["task_blindness"]
     fooled, learning = found["fooled"], found["learning"]
     assert {result.severity for result in learning} <= {"idle", "ok"}
-    assert fooled[-1].severity == "quarantine"
+    assert fooled[-1].severity == "warn"
     assert fooled[-1].reason.startswith("judge pays for any task: ")

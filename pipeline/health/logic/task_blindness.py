@@ -8,7 +8,6 @@ import msgspec
 
 from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow, finite, is_number, mean
 from lachesis.pipeline.health.logic.trends import student_z
-from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.values import convert_plain
 
@@ -23,8 +22,7 @@ _RECENT = (6, 12, 24, 48)
 _MIN_HIGH, _MIN_GROUPS = 12, 5
 _MAX_FIRST_SHARE = 0.4
 """A rater of which more is paid for any task from the start looks at something else than the task."""
-_MIN_RISE, _QUARANTINE_RISE = 0.08, 0.15
-_WARN_Z, _QUARANTINE_Z = 3.5, 4.5
+_MIN_RISE, _WARN_Z = 0.08, 3.5
 
 
 class _Counted(msgspec.Struct, array_like=True):
@@ -68,14 +66,17 @@ class TaskBlindness(Check):
 
     The scorer rates one group of eight for another task as well (`scoring.controls`). Of the samples that a rater
     rates high, the share p that it rates high for the other task too is what it pays for something else than the task:
-    flattery, tampered tests, an answer that a judge obeys. Learning the task leaves p as it is, however much the score
-    rises, and so does a better form, unless that alone makes a rating high: in the first 64 groups there are ratings
-    above their mean and others, and a high one is above the middle between the means of the two. The first 24 groups
-    with controls, and at least 40 samples rated high, are compared with the newest 6, 12, 24 and 48, as long as the
-    score has not fallen. The error of p is that of a ratio over groups, and at least that of independent samples; z is
-    as rare as Student's t with as many degrees of freedom as groups allow. z > 3.5 and a rise of p by more than .08
-    warn. A rise by more than .15 quarantines if it lasts, and at once with z > 4.5: a policy that learns a judge's
-    taste comes to .1. A rater with p > .4 at first, one of form for example, is left out. The value is z.
+    flattery, tampered tests, an answer that a judge obeys.
+
+    In the first 64 groups there are ratings above their mean and others; a high one is above the middle between the
+    means of the two. The first 24 groups with controls, and at least 40 samples rated high, are compared with the
+    newest 6, 12, 24 and 48, as long as the score has not fallen, and ratings for the own task are on average no
+    further above those for the other one: of a policy that learns they come to be, also where a rater is partly
+    general, as a reward model is. The error of p is that of a ratio over groups, and at least that of independent
+    samples; z is as rare as Student's t with as many degrees of freedom as groups allow. z > 3.5 and a rise of p by
+    more than .08 warn, and no more follows: tasks that come to have the same answers, and a policy that learns a
+    judge's taste, look the same. A rater with p > .4 at first, one of form for example, is left out. The value is
+    z.
     """
 
     name = "task_blindness"
@@ -96,14 +97,12 @@ class TaskBlindness(Check):
         worst = max(found, key=lambda rise: rise.z, default=None)
         if worst is None:
             return CheckResult("ok", 0.0, _WARN_Z)
-        large = worst.now - worst.before > _QUARANTINE_RISE
-        severity: Severity = "quarantine" if large and worst.z > _QUARANTINE_Z else "warn"
         reason = (
             f"{worst.rater} pays for any task: of the answers that it rates high it also rated {worst.now:.2f} high as "
             f"answers to another task, {worst.before:.2f} at first (z = {worst.z:.1f}, {worst.groups} groups); what it "
             "rewards is no longer the task"
         )
-        return CheckResult(severity, worst.z, _WARN_Z, reason, window.newest, grows=large)
+        return CheckResult("warn", worst.z, _WARN_Z, reason, window.newest)
 
     def _record(self, score: GroupScore) -> None:
         if self._seen < _LEVEL_GROUPS:

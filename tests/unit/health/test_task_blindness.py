@@ -51,7 +51,7 @@ def level(value: float):
 def test_a_rater_that_a_trick_fools_is_named():
     found = results(groups(4096, level(0.3), lambda t: max(0.0, t - 0.5)))
     assert not any(one.severity in {"warn", "quarantine"} for one in found[:32])
-    assert found[-1].severity == "quarantine"
+    assert (found[-1].severity, found[-1].grows) == ("warn", False)
     assert found[-1].reason.startswith("judge pays for any task: of the answers that it rates high it also rated 0.")
     first = next(i for i, one in enumerate(found) if one.severity != "ok" and i > 32)
     assert first <= 48  # a quarter of the answers are tricked there
@@ -89,11 +89,11 @@ def test_missing_ratings_are_left_out():
 
 
 @pytest.mark.slow
-def test_the_monitor_quarantines_for_it():
-    monitor = EnvMonitor(HealthConfig())
+def test_the_monitor_warns_for_it_and_stops_nothing():
+    monitor, warned = EnvMonitor(HealthConfig()), False
     for score in groups(4096, level(0.3), lambda t: max(0.0, t - 0.5)):
         monitor.score(score)
         if monitor.window_full:
-            monitor.evaluate()
-    assert monitor.standing.quarantined_from is not None
-    assert monitor.standing.cause == "task_blindness"
+            warned |= ("task_blindness", "warn") in {(one.check, one.severity) for one in monitor.evaluate()}
+    assert monitor.standing.quarantined_from is None
+    assert warned
