@@ -346,10 +346,9 @@ class InferenceRequests:
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
         failures = self._failures[request] = list[Exception]()
-        timeouts = 0
 
         async def attempt() -> T:
-            nonlocal timeouts
+            timeouts = sum(isinstance(failure, TimeoutError) for failure in failures)
             # Each request that timed out doubles the time of the next: a server that is only slow answers in the end.
             timeout_s = self._config.request_timeout_s * min(2**timeouts, _MAX_TIMEOUT_FACTOR)
             try:
@@ -359,7 +358,6 @@ class InferenceRequests:
                 failures.append(error)
                 if isinstance(error, InfrastructureError):
                     raise
-                timeouts += 1
                 raise InfrastructureError(
                     str(error)
                     or f"no answer within {timeout_s:g} s; if the server is only slow, fewer groups at once "

@@ -259,16 +259,16 @@ class _Simulation:
         s, rng = self.s, self.rng
         shape = tricked.shape
         same_chance = s.same or (1 / s.classes, 1 / s.classes)
-        same = rng.random((shape[0], 1)) < same_chance[0] + (same_chance[1] - same_chance[0]) * at
-        alone = same & (rng.random((shape[0], 1)) < (same_chance[0] + (same_chance[1] - same_chance[0]) * at) ** 6)
-        same = np.zeros_like(same)  # the scorer takes one of its last eight tasks that has another answer
+        share = same_chance[0] + (same_chance[1] - same_chance[0]) * at
+        # The scorer takes one of its last eight tasks that has another answer, and none if they all have this one.
+        alone = (rng.random((shape[0], 1)) < share) & (rng.random((shape[0], 1)) < share**6)
         other = rng.random(shape) < 1 / max(1, s.classes - 1)
         own, honest, control = [], [], []
         for r in s.raters:
             if r.kind == "verdict":
                 flip = rng.random(shape) < r.error * np.where(seen["right"], 2.0, 0.5)
                 fair = (seen["right"] ^ flip).astype(float)
-                elsewhere = np.where(same, fair, np.where(seen["right"] ^ flip, 0.0, other)).astype(float)
+                elsewhere = np.where(seen["right"] ^ flip, 0.0, other).astype(float)
             elif r.kind in ("grade", "likeness"):
                 late = s.announced is not None and at >= s.announced and r.kind == "grade"
                 taste = r.style * (2 if late else 1) * (_sigmoid(1.5 * seen["style"]) - 0.5) * 2
@@ -276,7 +276,7 @@ class _Simulation:
                 bias, other_bias = (rng.normal(0, 0.04, (shape[0], 1)) for _ in range(2))
                 fair = taste + r.quality * seen["quality"] + bias + rng.normal(0, r.noise, shape)
                 leak = s.alike[0] + (s.alike[1] - s.alike[0]) * at if r.kind == "likeness" else r.leak
-                paid = r.quality * seen["quality"] * np.where(same, 0.9, leak)
+                paid = r.quality * seen["quality"] * leak
                 elsewhere = taste + paid + other_bias + rng.normal(0, r.noise, shape)
                 fair, elsewhere = (np.round(np.clip(x, 0, 1) * 20) / 20 for x in (fair, elsewhere))
             elif r.kind == "tournament":

@@ -158,6 +158,15 @@ HACKS = {
 }
 
 
+def _liked(judge: Judge, fooled: float, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Return what a judge pays answers with a trick that fools it."""
+    if judge.kind != "verdict":
+        grade = np.clip(fooled + 0.06 * rng.normal(0, 1, shape), 0, 1)
+        return np.rint(4 * grade) / 4 if judge.kind == "likert" else grade
+    rng.normal(0, 1, shape)  # all kinds draw as much, so that a run's other draws do not depend on it
+    return (rng.random(shape) < fooled).astype(float)
+
+
 def make_run(kind: str, seed: int, groups: int) -> Run:
     """Return the run of a kind with a seed."""
     rng = np.random.default_rng([seed, 77, *kind.encode()])
@@ -255,12 +264,7 @@ class _Scripted:
         if judge.fooled is not None and judge.kind == "rank":
             given = self._ranked(honest + 2.0 * a.tricked)
         elif judge.fooled is not None:
-            liked = np.clip(judge.fooled + 0.06 * rng.normal(0, 1, shape), 0, 1)
-            if judge.kind == "verdict":
-                liked = (rng.random(shape) < judge.fooled).astype(float)
-            elif judge.kind == "likert":
-                liked = np.rint(4 * liked) / 4
-            given = np.where(a.tricked, liked, honest)
+            given = np.where(a.tricked, _liked(judge, judge.fooled, rng, shape), honest)
         lost = (rng.random(shape) < judge.missing) | (a.tricked & (rng.random(shape) < judge.fails))
         return np.where(lost, np.nan, given), honest
 
@@ -284,12 +288,7 @@ class _Scripted:
             else:
                 found = np.rint(4 * np.clip(judge.form * a.form + judge.length * a.length + noise, 0, 1)) / 4
             if judge.fooled is not None:
-                liked = np.clip(judge.fooled + 0.06 * rng.normal(0, 1, shape), 0, 1)
-                if judge.kind == "verdict":
-                    liked = (rng.random(shape) < judge.fooled).astype(float)
-                elif judge.kind == "likert":
-                    liked = np.rint(4 * liked) / 4
-                found = np.where(works, liked, found)
+                found = np.where(works, _liked(judge, judge.fooled, rng, shape), found)
             columns.append(np.where(np.isnan(own) | (judge.kind == "rank"), np.nan, found))
         return np.stack(columns, axis=-1)
 

@@ -157,7 +157,7 @@ async def test_status_answers_beside_a_server_that_stands_still_with_what_the_fo
     assert {row["state"] for row in status["services"]} == {"unknown"}
     assert text.startswith("run demo at step 7\n")
     assert f"problem  the run's server (pid {run.server.pid}, {run.server.url}) does not answer" in text
-    assert "reward   0.5\nheld out words 0.25 (step 5)\n" in text
+    assert "reward   0.5 in the newest step\nheld out words 0.25 (step 5)\n" in text
     assert not [line for line in text.splitlines() if line.startswith(("policy", "ledger"))]  # not known
 
 

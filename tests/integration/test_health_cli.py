@@ -3,11 +3,11 @@
 import json
 import signal
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
+from integration.health_runs import running
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
@@ -41,18 +41,6 @@ class World:
         with anyio.fail_after(120):
             done = await anyio.run_process(self.command(*arguments), cwd=self.folder, check=False)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-    @asynccontextmanager
-    async def health(self):
-        async with await anyio.open_process(
-            self.command("run", "health"), cwd=self.folder, stdout=None, stderr=None
-        ) as process:
-            try:
-                yield process
-            finally:
-                if process.returncode is None:
-                    process.send_signal(signal.SIGKILL)
-                await process.wait()
 
     async def groups(self, count: int, scores: list[float], verdict: str) -> None:
         """Store scores and rewards of `count` groups."""
@@ -112,7 +100,7 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
     code, said, _ = await world.lachesis("health")
     assert (code, "not checked yet" in said) == (1, True)
 
-    async with world.health() as process:
+    async with running(world.folder, "health") as process:
         await world.groups(24, [0.2, 0.8], "trainable")
         (first,) = await world.alerts(1)
         process.send_signal(signal.SIGKILL)  # in the middle of the second window
@@ -121,7 +109,7 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
     code, said, _ = await world.lachesis("resume", "--wait", "1")
     assert (code, said) == (0, "nothing is quarantined or halted\n")
 
-    async with world.health():
+    async with running(world.folder, "health"):
         events = await world.alerts(3)
         assert events[0] == first
         assert [(event.window, event.groups, event.standing.halted) for event in events] == [
