@@ -49,7 +49,8 @@ async def stored(lab, count: int, env: str = "sums") -> list[int]:
         ]
         if n == 5:
             said = [talk[:1] for talk in said]  # no assistant message: it cannot be rated
-        group = lab.group(n, env=env, samples=4, messages=said, task={"answer": "yes"})
+        answer = "yes" if n % 3 else "no"  # so that some groups can be rated for a task with another answer
+        group = lab.group(n, env=env, samples=4, messages=said, task={"answer": answer})
         seqs.append(await lab.store(group))
         if n == 9:
             await lab.store(msgspec.structs.replace(group, counter=1000))
