@@ -13,30 +13,14 @@ from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.teacher.prompt import PromptTemplate
 from lachesis.pipeline.teacher.requests import Teacher
 from lachesis.schemas.columns import as_bytes, view
-from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.packing import pack_mask
 from lachesis.schemas.rollout import Message
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.outside
 TEMPLATE = PromptTemplate("{question} It is {answer}.")
 TASK = {"answer": "{4}"}
-
-
-def test_values_are_put_in_as_they_are():
-    assert TEMPLATE.fill("2+{question}?", {"answer": "{answer}"}) == "2+{question}? It is {answer}."
-    assert PromptTemplate("{{{question}}} {n}").fill("q", {"n": 4}) == "{q} 4"
-
-
-@pytest.mark.parametrize(("task", "text"), [({}, "has no 'answer'; it has: none"), ({"answer": ["4"]}, "is a list")])
-def test_a_task_without_the_field_is_refused_by_name(task, text):
-    with pytest.raises(DataError, match=text):
-        TEMPLATE.fill("q", task)
-
-
-@pytest.mark.parametrize("text", ["{answer}", "{question} {0}", "{question} {answer.__class__}", "{question} {", "{}"])
-def test_a_template_that_cannot_be_filled_is_refused(text):
-    with pytest.raises(ConfigError, match=r"teacher\.prompt"):
-        PromptTemplate(text)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +76,6 @@ async def score(url, group, *, top_k=0, prompt=TEMPLATE):
         return await Teacher(SimpleNamespace(current=current), "m", None, top_k, prompt).score(group)
 
 
-@pytest.mark.outside  # it serves a model
 async def test_sampled_tokens_have_the_logprobs_of_transformers_after_the_prompt_with_the_answer(lab, policy, url):
     group, rows, masks, prompt = a_group(lab, policy)
     own = rendered(policy, "2+2? It is {4}.")
@@ -119,7 +102,6 @@ async def test_sampled_tokens_have_the_logprobs_of_transformers_after_the_prompt
     assert np.abs(others - found)[: len(rows[0])][np.array(masks[0])].max() > 1e-2
 
 
-@pytest.mark.outside  # it serves a model
 async def test_a_task_without_the_field_and_a_prompt_that_is_too_long_leave_the_group_without_a_teacher(
     lab, policy, url
 ):
