@@ -90,7 +90,11 @@ class EnvironmentKind:
 
     place: str | None
     param_paths: Mapping[str, str] = field(default_factory=dict)
-    """Which parameters are paths: file, program, code or model. Relative ones are to the configuration's file."""
+    """Which parameters are paths: file, program, code or model. Relative ones are to the configuration's file.
+
+    `folder`, if it is one, is the folder of that file unless it is given. "params of NAME": parameters of the
+    environment whose kind the parameter NAME holds, a data set if there is none.
+    """
     choices: tuple[str, str] | None = None
     """A parameter, and a function that returns what can be chosen for it; `StartupError` where a package is missing."""
     renders_prompts: bool = False

@@ -9,7 +9,8 @@ The types also say what a setting reaches beyond numbers and choices: `Address` 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`;
 `TemplatePath` a file with a chat template, or the text of one. The meaning of parameters of user code is not known; for
-our own code, `PARAM_PATHS` of a struct gives it by kind.
+our own code, `PARAM_PATHS` of a struct gives it by kind. A parameter `folder` that is such a path and is not given is
+the folder of the file that names the kind.
 """
 
 import functools
@@ -52,6 +53,8 @@ Address = Annotated[str, Meta(extra={_REACH: "address"})]
 ProgramArguments = Annotated[list[str], Meta(extra={_REACH: "arguments of a program"})]
 CodeParams = Annotated[dict[str, Any], Meta(extra={_REACH: "parameters of code"})]
 _OPENS = "opens"
+_PARAMS_OF, _DEFAULT_TASKS = "params of ", "dataset"
+"""Of a parameter that holds those of another environment: its mark names the parameter with that one's kind."""
 OpenSwitch = Annotated[bool, Meta(extra={_OPENS: "run"})]
 
 
@@ -164,18 +167,34 @@ def _with_param_paths(
     hint: type[msgspec.Struct], tree: dict[str, Any], base_of: Callable[[str], Path], path: str
 ) -> dict[str, Any]:
     kinds: Mapping[Any, Mapping[str, str]] = getattr(hint, "PARAM_PATHS", {})
-    given, kind = tree.get("params"), tree.get("kind")
+    given, kind = tree.get("params", {}), tree.get("kind")
     if not isinstance(given, dict) or not isinstance(kind, str):
         return tree  # not checked yet
-    markers = kinds.get(kind, {})
-    paths: dict[str, Any] = {}
-    for name, marker in markers.items():
-        value, base = given.get(name), base_of(f"{path}.params.{name}".strip("."))
-        if isinstance(value, str):
-            paths[name] = _absolute(marker, value, base)
+    found = _param_paths(kinds, kind, given, base_of, f"{path}.params".strip("."))
+    if "folder" in kinds.get(kind, {}) and "folder" not in given:
+        found["folder"] = str(base_of(f"{path}.kind".strip(".")))
+    return {**tree, "params": given | found} if found else tree
+
+
+def _param_paths(
+    kinds: Mapping[Any, Mapping[str, str]],
+    kind: str,
+    given: Mapping[str, Any],
+    base_of: Callable[[str], Path],
+    path: str,
+) -> dict[str, Any]:
+    """Return those of the parameters of a kind that are paths, absolute."""
+    found: dict[str, Any] = {}
+    for name, marker in kinds.get(kind, {}).items():
+        value, place = given.get(name), f"{path}.{name}"
+        if marker.startswith(_PARAMS_OF) and isinstance(value, dict):
+            inner = given.get(marker.removeprefix(_PARAMS_OF), _DEFAULT_TASKS)
+            found[name] = value | _param_paths(kinds, inner, value, base_of, place) if isinstance(inner, str) else value
+        elif isinstance(value, str):
+            found[name] = _absolute(marker, value, base_of(place))
         elif isinstance(value, list):
-            paths[name] = [_absolute(marker, one, base) if isinstance(one, str) else one for one in value]
-    return {**tree, "params": given | paths}
+            found[name] = [_absolute(marker, one, base_of(place)) if isinstance(one, str) else one for one in value]
+    return found
 
 
 def expand_home(path: Path) -> Path:

@@ -19,6 +19,7 @@ from lachesis.pipeline.notices.facts import (
     Moment,
     ProcessFact,
     held_up_by,
+    may_stop_training,
     without_figures,
 )
 from lachesis.pipeline.notices.progress import StepProgress
@@ -147,7 +148,7 @@ class NoticeBoard:
             found += self._silences(speaking, silent, now)
         found += self._shared_names()
         found += self._many_lives(now)
-        found += self.progress.notices(now, speaking, [one for one in found if one.stops])
+        found += self.progress.notices(now, speaking, [one for one in found if may_stop_training(one)])
         return sorted(_bounded(found), key=lambda one: (not one.stops, one.since_ns or 0))[:_MAX_RUN_NOTICES]
 
     def _pass_over_blindness(self, now_s: float) -> None:

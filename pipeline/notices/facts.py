@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.extension import added
 from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.notices import Notice
 
-__all__ = ["ExpectedRun", "HeardProcess", "Moment", "ProcessFact", "held_up_by", "without_figures"]
+__all__ = ["ExpectedRun", "HeardProcess", "Moment", "ProcessFact", "held_up_by", "may_stop_training", "without_figures"]
 
 _WELL_S = 3.0
 _VARIES = re.compile(r"\b[0-9a-f]{32}\b|\d[\d.:]*")
@@ -28,6 +29,8 @@ _HELD_UP = {
     "health": ("health checks",),
 }
 """Services that wait for each service."""
+_ASIDE = {"evaluator", *(name for aside in ("evaluator", "curriculum", "health") for name in _HELD_UP[aside])}
+"""What may wait while the training goes on."""
 
 
 def held_up_by(*services: str) -> list[str]:
@@ -42,6 +45,11 @@ def _held_up_by(service: str) -> Sequence[str]:
     if known is None and (spec := added("services").get(name)) is not None:
         known = spec.held_up
     return known or ()
+
+
+def may_stop_training(notice: Notice) -> bool:
+    """Whether something that stops may be why no optimizer step is taken, because training waits for it."""
+    return notice.stops and not (notice.held_up and _ASIDE.issuperset(notice.held_up))
 
 
 def without_figures(text: str) -> str:

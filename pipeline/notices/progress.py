@@ -132,7 +132,7 @@ class StepProgress:
     def notices(self, now: Moment, heard: Sequence[HeardProcess], stopping: Sequence[Notice]) -> Iterator[Notice]:
         """Yield the notices about the progress.
 
-        `stopping`: notices of what stops the run, which are the cause.
+        `stopping`: notices of what may stop the training, which are the cause.
         """
         fruitless = fruitless_warning(self._since_batch())
         if fruitless is not None and not self.is_finished:

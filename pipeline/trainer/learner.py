@@ -102,8 +102,11 @@ class Learner:
         self._next_fit: StepFit | None = None
         self.spares_memory = True
         """Whether steps are divided by the memory that those before left; recorded ones are taken as they were."""
-        self.passed: tuple[int, int] | None = None
-        """Of the step under way: the sequences that are through, and all; None: no step is. Other threads read it."""
+        self.passed: tuple[int, int, int] | None = None
+        """Of the step under way: the sequences that are through, those with the ones that are computed now, and all.
+
+        None: no step is under way. Other threads read it.
+        """
         self._last_size: StepSize | None = None
         self._compiling = CompileWatch()
         self.packing: PackingChoice | None = None
@@ -341,7 +344,7 @@ class Learner:
             passed = 0
             for rows_b, part in self._microbatches(batch):
                 rows, width = part.tokens_BT.shape
-                self.passed = passed, batch.sequences
+                self.passed = passed, passed + len(rows_b), batch.sequences
                 micro = part.on(self.device, **form)
                 tokens = micro.computed_tokens
                 padded += tokens

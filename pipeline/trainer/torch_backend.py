@@ -177,11 +177,10 @@ class _TorchBackend:
         try:
             await anyio.sleep(_LONG_STEP_S)
             while True:
-                passed = self._learner.passed
-                done = "" if passed is None else f", {passed[0]} of {passed[1]} sequences are through"
-                self._service.set_note(
-                    "step", f"step {step} takes {anyio.current_time() - started_s:.0f} s so far{done}"
-                )
+                seconds = anyio.current_time() - started_s
+                passed = self._learner.passed  # read once: the step may end between two reads
+                at = "" if passed is None else _place_in_step(*passed)
+                self._service.set_note("step", f"step {step} takes {seconds:.0f} s so far{at}")
                 await anyio.sleep(1)
         finally:
             self._service.set_note("step", None)
@@ -229,3 +228,11 @@ async def _push_weights(service: Service, settings: TrainerSettings) -> None:
         receiver = WeightsReceiver(service.bus, service.run, settings.folder / "weights" / FETCHED)
         follow = partial(follow_policy, path_of=receiver.path_of, max_behind=settings.max_staleness)
         await follow(service, directory, anyio.Event(), settings.training.name)
+
+
+def _place_in_step(passed: int, with_present: int, sequences: int) -> str:
+    """Return the end of a sentence that says how far a step has come. See `Learner.passed`."""
+    if passed == with_present:
+        return "; its sequences are through, and those of other ranks are computed"
+    which = f"sequence {with_present}" if with_present == passed + 1 else f"sequences {passed + 1} to {with_present}"
+    return f"; computes {which} of {sequences}"

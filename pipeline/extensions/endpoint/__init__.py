@@ -13,6 +13,7 @@ EXTENSION = Extension(
             param_paths={
                 "path": "file",
                 "tasks": "code",
+                "task_params": "params of tasks",
                 "folder": "file",
                 "token_file": "file",
                 "function": "code",

@@ -1,6 +1,7 @@
 """`lachesis env agent`: tries a program as an agent, on one sample, and shows what came of it."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,6 +124,8 @@ async def _try(
     config: RunConfig, settings: EnvironmentConfig, index: int, model: str | None, scratch: Path
 ) -> AgentReport:
     env = await anyio.to_thread.run_sync(load_environment, settings.kind, settings.params)
+    for doubt in env.doubts:
+        print(printable(f"WARNING: {doubt}"), file=sys.stderr)
     if index >= len(env):
         raise ConfigError(f"--task {index}: the environment has the tasks 0 to {len(env) - 1}")
     if model is None:

@@ -49,6 +49,8 @@ _RECORDED = "endpoint"
 _NOTICED_S = 10.0
 """Seconds after which a notice says that samples wait."""
 _FUNCTION_PROGRAM = Path(__file__).with_name("function_program.py")
+_SCRIPTS = {".cjs", ".js", ".mjs", ".pl", ".py", ".rb", ".sh", ".ts"}
+"""Endings of files that a command runs."""
 _MARGIN_S = 30.0
 """Seconds beyond an agent's time in which its sample ends, its processes included."""
 
@@ -148,7 +150,7 @@ class Agent(Environment):
         self.rollout_timeout_s = wait_s + time_limit_s + late_reward_s + _MARGIN_S
         self.turn_timeout_s = self.rollout_timeout_s  # its limit is time_limit_s, however quick others were
         self.success_threshold = success_threshold
-        self.doubts = list(self._tasks.doubts)
+        self.doubts = [*self._tasks.doubts, *_missing_files(self._command or [], Path(folder))]
         if late_reward_s and (token_file is None or not port):
             self.doubts.append(
                 "late_reward_s is set without port and token_file: a session has another address after a kill, so a "
@@ -388,3 +390,10 @@ def _command(command: str | list[str], folder: Path) -> list[str]:
     if not words:
         raise ConfigError("agent: command is empty")
     return [str((folder / word).absolute()) if word and (folder / word).is_file() else word for word in words]
+
+
+def _missing_files(command: Sequence[str], folder: Path) -> Iterator[str]:
+    """Yield a sentence for each word of a command that seems to be a file in `folder`, where there is none."""
+    for word in command:
+        if Path(word).suffix in _SCRIPTS and not word.startswith("-") and not Path(word).is_file():
+            yield f"command names {word!r}, and there is no such file in {folder.absolute()} (folder)"

@@ -33,6 +33,12 @@ params = {place = "chess.py:Chess", python = "atropos/bin/python", items = 9}
 [environments.steps]
 kind = "steps"
 params = {place = "games/steps.py:CountDown"}
+[environments.agents]
+kind = "agent"
+params = {command = "python agent.py", tasks = "dataset", task_params = {path = ["data/rows.jsonl"]}}
+[environments.functions]
+kind = "agent"
+params = {function = "agents:solve", path = "data/rows.jsonl", folder = "code"}
 [environments.own]
 kind = "package.module:Own"
 params = {path = "v1/items"}
@@ -66,11 +72,15 @@ def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the
     assert config.role("eval").python == "python3"
     assert config.environments["words"].kind == f"{here / 'envs/words.py'}:Words"
     assert config.environments["words"].params == {"file": "stays.jsonl"}  # what it means, the environment knows
-    rows = {"path": str(here / "data/rows.jsonl"), "prompt": "question"}
-    assert config.environments["rows"].params == rows
+    rows = str(here / "data/rows.jsonl")
+    assert config.environments["rows"].params == {"path": rows, "prompt": "question"}
     chess = {"place": f"{here / 'chess.py'}:Chess", "python": str(here / "atropos/bin/python"), "items": 9}
     assert config.environments["chess"].params == chess
     assert config.environments["steps"].params == {"place": f"{here / 'games/steps.py'}:CountDown"}
+    agents = {"command": "python agent.py", "folder": str(here), "tasks": "dataset", "task_params": {"path": [rows]}}
+    assert config.environments["agents"].params == agents
+    functions = config.environments["functions"].params
+    assert (functions["folder"], functions["path"]) == (str(here / "code"), rows)
     assert config.environments["own"].params == {"path": "v1/items"}
     assert config.environments["sums"].kind == "package.module:Sums"
     assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]

@@ -284,6 +284,16 @@ def test_a_slow_run_is_no_standstill_and_a_restart_of_the_batcher_no_lack_of_fit
     assert run.run(5) == []
 
 
+@pytest.mark.parametrize(("service", "is_cause"), [("evaluator", False), ("curriculum", False), ("governor", True)])
+def test_what_training_does_not_wait_for_is_not_why_no_step_is_taken(service: str, is_cause: bool) -> None:
+    run = SimulatedRun()
+    run.run(40)
+    run.wait(service, "the server answers 503")
+    run.trains = False
+    (said,) = [one for one in run.run(90) if one.key == "standstill"]
+    assert (said.why == f"{service} is waiting") == is_cause
+
+
 def test_several_processes_that_wait_for_one_thing_are_one_notice() -> None:
     run = SimulatedRun(services=("scorer", "trainer"))
     for number in (2, 3):

@@ -946,9 +946,9 @@ async def test_a_long_step_says_how_far_it_has_come(lab, model, config, monkeypa
         tasks.start_soon(run_trainer, service, config)
         try:
             with anyio.fail_after(60):
-                while "2 of 4 sequences are through" not in service.vitals.notes.get("step", ""):  # noqa: ASYNC110
+                while "computes sequence 3 of 4" not in service.vitals.notes.get("step", ""):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
         finally:
             go_on.set()
     assert service.vitals.notes.get("step") is None
-    assert passes == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert passes == [(0, 1, 4), (1, 2, 4), (2, 3, 4), (3, 4, 4)]

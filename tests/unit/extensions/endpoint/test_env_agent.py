@@ -46,6 +46,26 @@ def test_what_is_wrong_is_printed_and_is_the_exit_code(tmp_path: Path) -> None:
     assert "KeyError: 'colour'" in found.output
 
 
+def test_files_of_a_command_are_found_beside_the_configuration_and_a_missing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    monkeypatch.chdir(away)
+    (home / "agent.py").write_text(PROGRAM.read_text())
+    (home / "tasks.jsonl").write_text('{"prompt": "Add.", "answer": "7"}\n')
+    params = f'params = {{command = ["{sys.executable}", "agent.py"], path = "tasks.jsonl"}}'
+    (home / "run.toml").write_text(f'[environments.sums]\nkind = "agent"\n{params}\n')
+    found = env_agent("--config", "../home/run.toml", "--env", "sums")
+    assert found.exit_code == 0, found.output
+    assert "WARNING" not in found.output
+    (home / "agent.py").unlink()
+    found = env_agent("--config", "../home/run.toml", "--env", "sums")
+    assert found.exit_code == 1
+    assert f"WARNING: command names 'agent.py', and there is no such file in {away / '../home'}" in found.output
+
+
 @pytest.mark.parametrize("arguments", [[], ["--function", "a:b", "--", "x"], ["--env", "none"]])
 def test_which_agent_must_be_clear(arguments: list[str]) -> None:
     found = env_agent(*arguments)
