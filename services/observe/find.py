@@ -1,7 +1,7 @@
 """Finds rollouts in the streams: one by its id or any part of it, or those between two sequences.
 
-Reads the bus and returns what the streams hold of each rollout. The figures in the run's
-folder say when the step of a single one was taken, before the trainer reports it. Ids begin with the time at which they
+Reads the bus and returns what the streams hold of each rollout. The figures in the run's folder say when its step was
+taken, before the trainer reports it, which it does once a checkpoint has the step. Ids begin with the time at which they
 were made, so for a long prefix of an id only messages of about that age are read: a stream is entered from its end, in
 growing steps, and left once nothing more can come.
 """
@@ -56,10 +56,6 @@ async def find_rollout(bus: Bus, config: RunConfig, name: str, *, annotated: boo
     rollout = await _member(bus, config, name)
     rollout.revision = config.revision
     await _ledger(bus, config, [rollout], until_trained=True)
-    if rollout.batch is not None and not rollout.reported:
-        times = step_times(config.path, rollout.batch + 1)
-        if times is not None:
-            rollout.logged(*times)
     dead = rollout.outcome is not None and rollout.outcome.kind == "dead"
     if annotated or rollout.entry is None or dead or not rollout.stamps():
         await _annotations(bus, config, [rollout])
@@ -258,6 +254,10 @@ async def _ledger(bus: Bus, config: RunConfig, rollouts: Sequence[RolloutTimelin
                 continue  # an unreadable message says nothing about these rollouts
             if not waiting and not batched:
                 return
+    times = step_times(config.path) if any(not rollout.reported for rollout in batched) else {}
+    for rollout in batched:
+        if not rollout.reported and rollout.batch is not None and rollout.batch + 1 in times:
+            rollout.logged(*times[rollout.batch + 1])
     left = [*waiting.values(), *(rollout for rollout in batched if not rollout.reported)]
     if left and await is_trained(bus, config):
         for rollout in left:

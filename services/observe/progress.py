@@ -58,14 +58,15 @@ def recent_figures(folder: Path) -> list[dict[str, float]]:
     return readable
 
 
-def step_times(folder: Path, step: int) -> tuple[int, int] | None:
-    """Return when one of the newest steps began and ended, Unix ns; None if the figures do not say."""
-    for figures in reversed(recent_figures(folder)):
-        took_s = figures.get("latency/trainer/proc/p50")  # one stamp for all groups of the batch: exact
-        if figures.get("train/step") == step and took_s is not None:
-            end_ns = round(figures["train/time"] * 1e9)
-            return end_ns - round(took_s * 1e9), end_ns
-    return None
+def step_times(folder: Path) -> dict[int, tuple[int, int]]:
+    """Return by its number when each of the newest steps began and ended, Unix ns, as far as the figures say."""
+    times: dict[int, tuple[int, int]] = {}
+    for figures in recent_figures(folder):
+        step, end_s, took_s = map(figures.get, ("train/step", "train/time", "latency/trainer/proc/p50"))
+        if step is not None and end_s is not None and took_s is not None and float(step).is_integer():
+            end_ns = round(end_s * 1e9)
+            times[int(step)] = end_ns - round(took_s * 1e9), end_ns  # one stamp for all groups of the batch: exact
+    return times
 
 
 class _StepReward(msgspec.Struct):

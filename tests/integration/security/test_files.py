@@ -192,7 +192,7 @@ def figures(world: World) -> None:
     if "train/step" in found:
         progress_line(found, 3)
     recent_figures(world.run)
-    step_times(world.run, 1)
+    step_times(world.run)
     training_rewards(world.run, 0, 9)
     tracking = Tracking(RunConfig(folder=str(world.run)).path, 0, outboxes=[])
     run_apart(lambda: tracking.resume(1))

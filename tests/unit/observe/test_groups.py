@@ -1,5 +1,6 @@
 """Groups as people look at them: rows, filters, one with its samples, and reading them newest first."""
 
+import json
 import time
 from contextlib import aclosing
 from typing import Any
@@ -270,6 +271,19 @@ async def test_the_groups_of_an_optimizer_step_are_found_by_the_ledger(lab, monk
     assert len(await listed(lab, GroupFilter(step=NumberRange(None, 2)))) == 2
     for none in (NumberRange(301, 400), NumberRange(None, 0), NumberRange(-5, -1), NumberRange(float("nan"), None)):
         assert await listed(lab, GroupFilter(step=none)) == []
+
+
+async def test_a_step_that_no_checkpoint_has_yet_is_said_alike_in_the_list_and_of_one_group(lab, tmp_path) -> None:
+    made = [lab.group(n) for n in range(2)]
+    await lab.extend_ledger(*([one] for one in made))
+    figures = {"train/step": 1, "train/time": 1_700_000_000.5, "latency/trainer/proc/p50": 0.25}
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(figures)}\n")
+    config = msgspec.structs.replace(CONFIG, folder=str(tmp_path))
+    rows = (await read_group_page(lab.bus, config, GroupFilter(), limit=9)).rows
+    assert [(row.group, row.state) for row in rows] == [(made[1].id, "batched"), (made[0].id, "trained")]
+    assert [(await read_group(lab.bus, config, row.group)).row.state for row in rows] == ["batched", "trained"]
+    trained = (await read_group_page(lab.bus, config, GroupFilter(states=["trained"]), limit=9)).rows
+    assert [row.group for row in trained] == [made[0].id]
 
 
 @pytest.mark.parametrize("ahead_ms", [-600_000, -50, 0, 10_000, 59_000])
