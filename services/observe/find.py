@@ -1,9 +1,9 @@
 """Finds rollouts in the streams: one by its id or any part of it, or those between two sequences.
 
 Reads the bus and returns what the streams hold of each rollout. The figures in the run's folder say when its step was
-taken, before the trainer reports it, which it does once a checkpoint has the step. Ids begin with the time at which they
-were made, so for a long prefix of an id only messages of about that age are read: a stream is entered from its end, in
-growing steps, and left once nothing more can come.
+taken, before the trainer reports it, which it does once a checkpoint has the step. Ids begin with the time at which
+they were made, so for a long prefix of an id only messages of about that age are read: a stream is entered from its
+end, in growing steps, and left once nothing more can come.
 """
 
 from collections.abc import Sequence

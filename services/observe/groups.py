@@ -131,7 +131,7 @@ def group_row(rollout: RolloutTimeline, config: BatchingConfig) -> GroupRow:
 
 def with_prompt(row: GroupRow, group: RolloutGroup) -> GroupRow:
     """Return the row with what its rollout says."""
-    shared = _shared(group.messages)
+    shared = _shared(group.messages, _calls(group))
     said = [message.content for message in group.messages[0][:shared] if message.content]
     turns = [sum(message.role == "assistant" for message in talk[shared:]) for talk in group.messages]
     prompt = " ".join(said[-1].split())[:_MAX_PROMPT_CHARS] if said else None
@@ -332,10 +332,10 @@ def group_view(rollout: RolloutTimeline, group: RolloutGroup, config: BatchingCo
     score, reward = rollout.score, rollout.reward
     count = min(group.sequences.n_samples, MAX_SAMPLES)
     conversations = group.messages[:count] or [[]] * count
-    shared = _shared(conversations)
+    calls = _calls(group)
+    shared = _shared(conversations, calls)
     endings, generated, excluded = group.sequences.endings, group.sequences.generated, group.sequences.excluded_samples
     index, branches = group.sequences.sample_index, group.sequences.branches
-    calls = _calls(group)
     samples = []
     for i, part in enumerate(generated.samples[:count]):
         logprobs = None if generated.logprobs is None else generated.logprobs[part]
@@ -466,10 +466,18 @@ def _statuses(score: GroupScore | None, sample: int) -> dict[str, str]:
     }
 
 
-def _shared(conversations: Sequence[Sequence[Message]]) -> int:
-    """Return how many messages all begin with; a conversation keeps its last one."""
+def _shared(conversations: Sequence[Sequence[Message]], calls: Sequence[Sequence[CallView]]) -> int:
+    """Return how many messages all begin with, before the first one that the policy wrote.
+
+    `calls` are those of each sample; as many of its last messages of the model at most are the policy's, and those
+    before them are part of the prompt. A conversation keeps its last message.
+    """
     first, shared = conversations[0], 0
     most = min(map(len, conversations)) - 1
+    for talk, own in zip(conversations, calls, strict=False):
+        said = [place for place, message in enumerate(talk) if message.role == "assistant"]
+        if own and said:
+            most = min(most, said[-len(own) :][0])
     while shared < most and all(talk[shared] == first[shared] for talk in conversations):
         shared += 1
     return shared

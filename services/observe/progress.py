@@ -59,7 +59,7 @@ def recent_figures(folder: Path) -> list[dict[str, float]]:
 
 
 def step_times(folder: Path) -> dict[int, tuple[int, int]]:
-    """Return by its number when each of the newest steps began and ended, Unix ns, as far as the figures say."""
+    """Return by its number when each of the newest steps that the figures have began and ended, Unix ns."""
     times: dict[int, tuple[int, int]] = {}
     for figures in recent_figures(folder):
         step, end_s, took_s = map(figures.get, ("train/step", "train/time", "latency/trainer/proc/p50"))

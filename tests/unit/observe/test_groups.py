@@ -359,3 +359,28 @@ async def test_listed_groups_show_the_last_message_that_all_answer_and_the_turns
     await lab.extend_ledger([lab.group(1, messages=[talk("Norway", "Yes"), talk("Sweden")]), lab.group(2)])
     page = await read_group_page(lab.bus, CONFIG, GroupFilter(), limit=5)
     assert [(row.prompt, row.turns) for row in page.rows if row.group == f"{1:032x}"] == [("Where is Oslo?", 1.5)]
+
+
+async def test_what_the_policy_wrote_is_no_prompt_though_all_samples_say_it_and_what_it_was_shown_is(lab) -> None:
+    """Two solved calls are shown before the task; both samples then call the tool alike, and answer."""
+    call = Message(role="assistant", content="", tool_calls=[ToolCall(name="add", arguments="{}", id="1")])
+    result = Message(role="tool", content="7", tool_call_id="1")
+    shown = [Message(role="user", content="example"), call, result, call, result, Message(role="user", content="q")]
+    talk = [*shown, call, result, Message(role="assistant", content="7")]
+    group = lab.group(1, samples=2)
+    masks = [[0, 1, 0, 1]] * 2
+    sequences = msgspec.structs.replace(
+        group.sequences,
+        offsets=as_bytes([0, 4, 8], "int32"),
+        tokens=as_bytes([5] * 8, "int32"),
+        loss_mask=pack_mask(np.array(masks, bool).ravel()),
+        logprobs=None,
+        version_spans=[VersionSpan(0, 0, 0), VersionSpan(1, 0, 0)],
+    )
+    group = group.replace(sequences=sequences, messages=[talk, talk])
+    await lab.store(group)
+    view = await read_group(lab.bus, CONFIG, group.id)
+    assert view.prompt == shown
+    assert [sample.messages for sample in view.samples] == [talk[6:]] * 2
+    (row,) = (await read_group_page(lab.bus, CONFIG, GroupFilter(), limit=5)).rows
+    assert (row.prompt, row.turns) == ("q", 2)
