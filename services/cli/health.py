@@ -115,7 +115,7 @@ def _says(health: EnvHealth) -> str:
             f"the cause, then `lachesis resume {health.env}`"
         )
     if not health.groups:
-        return "not checked yet: fewer groups than a window, or no health service runs"
+        return "not checked yet: checks begin with a window of groups (health.window); `lachesis top` shows what runs"
     worst = [result.check for result in health.results if result.severity == "warn"]
     return f"{health.groups} groups checked; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
 

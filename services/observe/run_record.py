@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 
 import anyio
@@ -17,6 +17,7 @@ from lachesis.pipeline.errors import CheckpointError, DamagedError, Infrastructu
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.notices.changes import PastNotice
 from lachesis.pipeline.notices.text import notice_lines
+from lachesis.pipeline.runtime.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.trainer.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
@@ -49,6 +50,7 @@ class RunSummaryWriter(RunWatcher):
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._started_s, self._began_s = time.monotonic(), time.time()
+        self._first_taken_s: float | None = None
         self._outcomes: dict[str, int] = {}
         self._checkpoint = None
         with suppress(CheckpointError):  # the trainer says so, and how to fix it
@@ -72,8 +74,11 @@ class RunSummaryWriter(RunWatcher):
         return f"resumes at step {self.first_step}, from {self._checkpoint}, and trains {to}"
 
     async def follow(self, bus: Bus) -> None:
-        """See `RunWatcher`: nothing is needed before the end."""
-        await anyio.sleep_forever()
+        """See `RunWatcher`: note when the first step of this start was taken."""
+        async with aclosing(listen_to_heartbeats(bus, self._config.run, "trainer")) as beats:
+            async for beat in beats:
+                if self._first_taken_s is None and beat.metrics.get("train/step", 0.0) > self.first_step:
+                    self._first_taken_s = beat.metrics.get("train/time")
 
     async def finish(self, bus: Bus) -> None:
         """See `RunWatcher`."""
@@ -119,6 +124,7 @@ class RunSummaryWriter(RunWatcher):
             steps,
             first_step=self.first_step,
             started_s=self._began_s,
+            first_taken_s=self._first_taken_s,
             wall_s=time.monotonic() - self._started_s,
             reason=reason,
             outcomes=self._outcomes,

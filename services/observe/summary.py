@@ -40,16 +40,19 @@ def summarize_run(
     restarts: Mapping[str, int],
     places: Mapping[str, Path],
     started_s: float | None = None,
+    first_taken_s: float | None = None,
     notices: Sequence[PastNotice] = (),
 ) -> RunState:
     """Return the state of a run that has ended, of which `SUMMARY_FIELDS` are written.
 
-    `reason`: why it failed, if it did. `started_s`: when its last start was, Unix seconds; None: not known.
+    `reason`: why it failed, if it did. `started_s`: when its last start was, and `first_taken_s`, when a step was heard
+    of first, which a kill may have undone: the figures have when it was taken again. Unix seconds; None: not known.
     """
     known = fields_of_step(steps[-1] if steps else {})
     known["step"], known["evaluations"] = known["step"] or 0, list(evaluations)
     finished = config.training.steps is not None and known["step"] >= config.training.steps
-    ended_s = next((row.get("train/time") for row in steps if row.get("train/step", 0.0) > first_step), None)
+    written_s = next((row.get("train/time") for row in steps if row.get("train/step", 0.0) > first_step), None)
+    ended_s = min((at for at in (written_s, first_taken_s) if at is not None), default=None)
     return RunState(
         run=config.run,
         state="failed" if reason is not None else "finished" if finished else "stopped",

@@ -463,10 +463,13 @@ class Supervisor:
             async for beat in beats:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
+                        was_up = row.up
                         row.hear(beat)
                         if row.up and not row.ready.is_set():
                             row.ready.set()
                             self._report_state()
+                        elif row.up and not was_up:
+                            log.info("%s is ready again, pid %d", row.planned.name, beat.pid)
                 evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
                 waits = evaluator is not None and not evaluator.ended.is_set()
                 self._notices.hear(beat, evaluates=waits)

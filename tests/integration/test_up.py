@@ -224,6 +224,7 @@ async def test_on_a_server_of_ones_own_a_process_killed_again_and_again_does_not
     assert up.returncode == 0
     assert await all_gone(processes)
     assert said_last.count(b"scorer ended with code -9 (killed from outside)") == MAX_FAILURES + 2
+    assert all(f"scorer is ready again, pid {pid}\n".encode() in said_last for pid in struck - {running["scorer"]})
     assert json.loads((folder / "runs/up/summary.json").read_bytes())["state"] == "stopped"
 
 

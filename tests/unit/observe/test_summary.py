@@ -26,11 +26,11 @@ EVENT = EvalEvent(
 )  # fmt: skip
 
 
-def summary(steps: int | None, rows: list[dict[str, float]], reason: str | None = None):
+def summary(steps: int | None, rows: list[dict[str, float]], reason: str | None = None, **more: float):
     config = RunConfig(run="r", training=TrainingConfig(steps=steps))
     return summarize_run(
         config, rows, first_step=5, started_s=90.0, wall_s=1.0, reason=reason, outcomes={"batched": 3}, evaluations=[],
-        restarts={"scorer": 0, "trainer": 2}, places={"here": Path(), "gone": Path("no such folder")},
+        restarts={"scorer": 0, "trainer": 2}, places={"here": Path(), "gone": Path("no such folder")}, **more,
     )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_it_is_of_the_whole_run_with_what_is_of_the_last_start_named() -> None:
     assert found.rewards["sums"].raters == {"numeric": 0.25}
     assert (found.restarts, list(found.places)) == ({"trainer": 2}, ["here"])
     assert found.to_first_step_s == 16.0  # the sixth, which is its first
+    assert summary(20, STEPS, first_taken_s=93.0).to_first_step_s == 3.0  # a kill undid it, and it was taken again
     assert summary(20, STEPS[:5]).to_first_step_s is None
     assert summary(21, STEPS).state == summary(None, STEPS).state == "stopped"
     assert (summary(20, STEPS, "out of luck").state, summary(20, []).totals.reward_first) == ("failed", None)
