@@ -12,7 +12,14 @@ from lachesis.pipeline.trainer.learner import Learner
 
 
 def save_checkpoint(
-    folder: str | Path, policy: PolicyModel, learner: Learner, *, lineage: str, keep: int = 3, **state: Any
+    folder: str | Path,
+    policy: PolicyModel,
+    learner: Learner,
+    *,
+    lineage: str,
+    keep: int = 3,
+    every: int = 1,
+    **state: Any,
 ) -> TrainerState:
     """Write a checkpoint of `learner`, whose model is the policy's, and make it the latest.
 
@@ -21,5 +28,5 @@ def save_checkpoint(
     content = CheckpointContent.of(policy, learner)
     version = policy_version(content.step, lineage, content.weights)
     recorded = TrainerState(step=content.step, lineage=lineage, policy_version=str(version), **state)
-    write_checkpoint(Path(folder), recorded, content.write, keep=keep)
+    write_checkpoint(Path(folder), recorded, content.write, keep=keep, every=every)
     return recorded

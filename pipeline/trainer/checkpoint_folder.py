@@ -61,10 +61,13 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], None], *, keep: int) -> Path:
+def write_checkpoint(
+    folder: Path, state: TrainerState, write: Callable[[Path], None], *, keep: int, every: int = 1
+) -> Path:
     """Make a checkpoint of `state` and what `write` puts into the folder it gets; return its path.
 
-    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed.
+    The newest `keep` checkpoints at multiples of `every` steps stay, others where there are fewer of these, and in any
+    case the newest and the best one. The rest and leftovers of crashed writers are removed.
     """
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
@@ -84,7 +87,7 @@ def write_checkpoint(folder: Path, state: TrainerState, write: Callable[[Path], 
     except BaseException:
         _discard(folder, name)
         raise
-    _prune(folder, keep, name)
+    _prune(folder, keep, name, every)
     return folder / name
 
 
@@ -135,13 +138,21 @@ def _free_name(folder: Path, step: int) -> str:
     return next(name for name in names if not (folder / name).exists())
 
 
-def _prune(folder: Path, keep: int, newest: str) -> None:
+def _prune(folder: Path, keep: int, newest: str, every: int) -> None:
     _remove(folder.glob(f"{PARTIAL}*"))
     complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
-    older, best = [path for path in complete if path.name != newest], best_checkpoint(folder)
-    for path in [path for path in older[: max(0, len(older) - (keep - 1))] if path != best]:
+    ranked = sorted(complete, key=lambda path: _step_of(path) % every == 0)  # stable: the newest of each kind last
+    kept = {newest, *(path.name for path in ranked[-keep:])}
+    best = best_checkpoint(folder)
+    for path in [path for path in complete if path.name not in kept and path != best]:
         path.rename(folder / f"{PARTIAL}{path.name}")  # what is half deleted must not pass for a checkpoint
     _remove(folder.glob(f"{PARTIAL}*"))
+
+
+def _step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder, 0 if its name is another one's."""
+    step = path.name.split("-")[1]
+    return int(step) if step.isdecimal() else 0
 
 
 def _remove(leftovers: Iterable[Path]) -> None:

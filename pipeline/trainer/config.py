@@ -409,8 +409,13 @@ class TrainingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """CPU threads of each rank; one thread gives the same bits every time. Default 1."""
     checkpoint_every: PositiveInt = 10
     """Optimizer steps between checkpoints. Default 10."""
+    checkpoint_after_s: Positive = 60.0
+    """Seconds after which there is one more checkpoint between two of these, since a kill repeats the steps after the
+    newest one, and groups that are generated meanwhile may be too old to train on. If a checkpoint takes long to write,
+    twenty times as long must have passed. Default 60."""
     checkpoints_kept: PositiveInt = 3
-    """Newest checkpoints kept; the one of the best held-out rate is kept beside them. Default 3."""
+    """Newest checkpoints kept, of those at multiples of `checkpoint_every`; beside them the newest of all, and the one
+    of the best held-out rate. Default 3."""
     drain_s: Positive = 60.0
     """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
     given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their

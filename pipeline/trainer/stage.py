@@ -186,7 +186,7 @@ class _Trainer:
         self.feed = feed
         self.steps = steps
         self.lineage = lineage
-        self.unreported = UnreportedSteps(steps)
+        self.unreported = UnreportedSteps(steps, anyio.current_time())
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.offline = offline
@@ -313,7 +313,8 @@ class _Trainer:
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
-        if learned.urgent or self.unreported.is_checkpoint_due(self.settings.training, self.steps):
+        due = self.unreported.is_checkpoint_due(self.settings.training, self.steps, anyio.current_time())
+        if learned.urgent or due:
             await self._checkpoint()
 
     async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
@@ -372,7 +373,7 @@ class _Trainer:
         await self.checkpoints.finish()
         await self._point_to_best()  # so that the best one is not among those that are removed now
         saved = await self.backend.save(self.steps)
-        steps = self.unreported.hand_over(self.steps)
+        steps = self.unreported.hand_over(self.steps, anyio.current_time())
         await self.checkpoints.start(partial(self._save, self.steps, saved, steps, self.feed.position, self.newest))
 
     async def _save(
@@ -398,10 +399,13 @@ class _Trainer:
                 drops=steps.drops,
                 numerics=saved.numerics,
             )
-            return state, write_checkpoint(folder, state, saved.write, keep=self.settings.training.checkpoints_kept)
+            training = self.settings.training
+            keep, every = training.checkpoints_kept, training.checkpoint_every
+            return state, write_checkpoint(folder, state, saved.write, keep=keep, every=every)
 
         state, path = await write_when_room(folder, write, needed_bytes=saved.nbytes)
         await steps.report(self.service, self.settings.drain_s, self.feed, state, path)
+        self.unreported.took_s = anyio.current_time() - self.unreported.began_s
         await self.backend.clean_up()
         await self._point_to_best()
         if newest is not None:

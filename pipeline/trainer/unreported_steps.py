@@ -23,16 +23,21 @@ log = logging.getLogger("lachesis")
 _MAX_DROPS_PER_REPORT = 4096
 """Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 _MAX_DROPS_LOGGED = 5
+_TIMES_AS_LONG = 20
+"""A checkpoint that `checkpoint_after_s` asks for comes after so many times the seconds that the last one took."""
 
 
 @dataclass(slots=True)
 class UnreportedSteps:
     """The steps since the newest checkpoint, which holds `checkpointed` optimizer steps.
 
-    `dropped` counts groups since this trainer started.
+    It was begun at `began_s` on a clock that does not jump, and `took_s` until it was reported. `dropped` counts groups
+    since this trainer started.
     """
 
     checkpointed: int
+    began_s: float
+    took_s: float = 0.0
     voids: list[VoidBatch] = field(default_factory=list)
     drops: list[GroupDrops] = field(default_factory=list)
     times: list[StepTimes] = field(default_factory=list)
@@ -55,23 +60,24 @@ class UnreportedSteps:
         self.drops += drops
         self.dropped += len(selected.dropped)
 
-    def is_checkpoint_due(self, training: TrainingConfig, step: int) -> bool:
-        """Whether optimizer step `step` is to be followed by a checkpoint.
+    def is_checkpoint_due(self, training: TrainingConfig, step: int, now_s: float) -> bool:
+        """Whether optimizer step `step`, which ended at `now_s`, is to be followed by a checkpoint.
 
-        At the multiples of `checkpoint_every`, also after a checkpoint between two of them; at the last step; and when
-        a report has no room for more drops.
+        At the multiples of `checkpoint_every`, also after a checkpoint between two of them; where the last one is too
+        long ago; at the last step; and when a report has no room for more drops.
         """
-        every = training.checkpoint_every
+        every, after_s = training.checkpoint_every, max(training.checkpoint_after_s, _TIMES_AS_LONG * self.took_s)
         return (
             step // every > self.checkpointed // every
+            or now_s - self.began_s >= after_s
             or (training.steps is not None and step >= training.steps)
             or sum(len(each.seqs) for each in self.drops) >= _MAX_DROPS_PER_REPORT
         )
 
-    def hand_over(self, step: int) -> UnreportedSteps:
+    def hand_over(self, step: int, now_s: float) -> UnreportedSteps:
         """Return the steps up to `step`, for a checkpoint that holds them, and go on without them."""
         steps = replace(self)
-        self.checkpointed = step
+        self.checkpointed, self.began_s = step, now_s
         self.voids, self.drops, self.times, self.mismatches = [], [], [], []
         return steps
 

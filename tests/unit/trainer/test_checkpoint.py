@@ -148,6 +148,17 @@ def test_the_newest_k_stay(tmp_path, small_policy):
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
 
 
+def test_one_between_two_multiples_displaces_none_of_these(tmp_path, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    left = []
+    for step in range(1, 9):
+        learner.steps = step
+        save(tmp_path, policy, learner, keep=2, every=3)
+        left.append([state.step for _, state in known_checkpoints(tmp_path)])
+    assert left == [[1], [2, 1], [3, 2], [4, 3], [5, 3], [6, 3], [7, 6, 3], [8, 6, 3]]
+
+
 def test_the_best_stays_beside_the_newest(tmp_path, small_policy):
     policy = small_policy()
     learner = Learner(policy.model, CONFIG)

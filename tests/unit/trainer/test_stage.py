@@ -33,7 +33,7 @@ from lachesis.pipeline.model.policy import ModelSetup, build_tiny_policy, load_m
 from lachesis.pipeline.model.tensors import policy_tensors, rounded, weights_digest
 from lachesis.pipeline.model.weight_files import read_weights
 from lachesis.pipeline.runtime.service import Service
-from lachesis.pipeline.trainer import last_evaluation, torch_backend, train_loop
+from lachesis.pipeline.trainer import last_evaluation, torch_backend, train_loop, unreported_steps
 from lachesis.pipeline.trainer import stage as stage_module
 from lachesis.pipeline.trainer.checkpoint import load_checkpoint
 from lachesis.pipeline.trainer.config import LearnerConfig
@@ -216,6 +216,22 @@ async def test_the_first_two_steps_that_are_too_large_are_reported_at_once(lab, 
     found = await reports(lab)
     assert [report.step for report in found] == steps
     assert [mismatch.step_kl is not None for report in found for mismatch in report.mismatches] == [True] * STEPS
+
+
+async def test_slow_steps_are_checkpointed_more_often_unless_that_takes_long(lab, model, config, monkeypatch):
+    await fill(lab, model)
+    training = msgspec.structs.replace(config.training, checkpoint_every=100, checkpoint_after_s=1e-9)
+    monkeypatch.setattr(unreported_steps, "_TIMES_AS_LONG", 0)
+    await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
+    assert [report.step for report in await reports(lab)] == list(range(1, STEPS + 1))
+
+
+async def test_checkpoints_that_take_long_are_seldom(lab, model, config, monkeypatch):
+    await fill(lab, model)
+    training = msgspec.structs.replace(config.training, checkpoint_every=100, checkpoint_after_s=1e-9)
+    monkeypatch.setattr(unreported_steps, "_TIMES_AS_LONG", 1e9)
+    await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
+    assert len(await reports(lab)) < STEPS
 
 
 def limited_memory(patch, tokens):
