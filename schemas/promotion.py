@@ -64,7 +64,7 @@ class Promotions(Event, frozen=True, kw_only=True):
         for one in self.promotions:
             for judging in one.environments.values():
                 for name in ("scoring", "normalization", "reward_config", "advantage"):
-                    check_plain(name, getattr(judging, name))
+                    check_plain(name, getattr(judging, name), finite=True)
 
 
 class PromotionOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,9 +72,9 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
     normalizations: dict[str, Any] = {}
 
     def check(self) -> None:
-        check_plain("normalization", self.normalization)
-        check_plain("normalizations", self.normalizations)
-        check_plain("advantage", self.advantage)
+        check_plain("normalization", self.normalization, finite=True)
+        check_plain("normalizations", self.normalizations, finite=True)
+        check_plain("advantage", self.advantage, finite=True)
 
 
 class UnscoredGroup(msgspec.Struct, frozen=True, kw_only=True):

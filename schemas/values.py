@@ -4,6 +4,7 @@ The ranges are msgspec constraints, so the decoder refuses what breaks them and 
 checks nothing: every writer of data that it did not make itself calls `Event.check`.
 """
 
+import math
 import re
 import sys
 from typing import Annotated, Any, Final, TypeVar
@@ -45,10 +46,11 @@ MAX_DEPTH: Final = 32
 """Levels of free-form data; raters and terminals walk it recursively."""
 
 
-def check_plain(what: str, value: Any) -> None:
+def check_plain(what: str, value: Any, *, finite: bool = False) -> None:
     """Raise `SchemaError` unless `value` is made of JSON types or bytes, with text keys.
 
-    It may be nested `MAX_DEPTH` levels deep. The check walks level by level, so no nesting is too deep for itself.
+    `finite`: its numbers must be, as those of settings are. It may be nested `MAX_DEPTH` levels deep. The check walks
+    level by level, so no nesting is too deep for itself.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -62,6 +64,8 @@ def check_plain(what: str, value: Any) -> None:
                 below += item.values()
             elif isinstance(item, list | tuple):
                 below += item
+            elif finite and isinstance(item, float) and not math.isfinite(item):
+                raise SchemaError(f"{what}: holds {item}, which is no finite number")
             elif not (item is None or isinstance(item, bool | int | float | str | bytes)):
                 raise SchemaError(f"{what}: holds a {type(item).__name__}, which JSON has not")
         level = below

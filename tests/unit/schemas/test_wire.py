@@ -27,6 +27,7 @@ from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.packing import pack_mask, unpack_mask
 from lachesis.schemas.planning_header import Plan
+from lachesis.schemas.replay import RevisionRecord, Selection
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 VERSION = str(PolicyVersion(12, "a1b2c3d4", "0123456789abcdef"))
@@ -391,6 +392,17 @@ def test_declared_numbers_are_finite(value: float) -> None:
     ):
         with pytest.raises(SchemaError, match="float"):
             decode(type(event), encode(event))
+
+
+@pytest.mark.parametrize("field", ["normalization", "normalizations", "advantage"])
+def test_numbers_in_settings_that_a_revision_records_are_finite(field: str) -> None:
+    record = RevisionRecord(
+        run="r", revision="v2", selection=Selection(envs=["sums"]), first=1, last=9, groups={}, judges={},
+        normalization={}, advantage={}, created_ns=1,
+    )  # fmt: skip
+    assert decode(RevisionRecord, encode(record)) == record
+    with pytest.raises(SchemaError, match=field):
+        decode(RevisionRecord, encode(record.replace(**{field: {"sums": [{"window": float("inf")}]}})))
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63])
