@@ -215,7 +215,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_tokens_per_microbatch: PositiveInt | Literal["auto"] = "auto"
     """Tokens of one forward and backward pass; where rows are padded (see packing), rows * longest row. Bounds memory,
     changes no result beyond rounding. A single longer sequence makes a micro-batch of its own. Where so many do not fit
-    into a GPU's memory, half as many are taken from then on, and the trainer says so. auto: 16384 on a GPU, 4096 on a
+    into a GPU's memory, half as many are taken from then on, and the trainer says so. auto: 16384 on a GPU, 1024 on a
     CPU, which is as fast with few and where the kernel ends a process that takes too much. Default auto."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
@@ -272,7 +272,7 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def microbatch_tokens(self, device: str) -> int:
         """Return the most tokens of one pass on a device of this type: cpu, cuda."""
         if self.max_tokens_per_microbatch == "auto":
-            return 4096 if device == "cpu" else 16384
+            return 1024 if device == "cpu" else 16384
         return self.max_tokens_per_microbatch
 
     def peak_rate(self, parameters: int) -> float:

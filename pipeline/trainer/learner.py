@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lachesis.pipeline.common.machine_memory import give_back_memory
 from lachesis.pipeline.errors import OutOfMemoryError
 from lachesis.pipeline.model.logprobs import PassInputs, SampledLogprobs
 from lachesis.pipeline.model.tensors import has_adapters, vocabulary_of
@@ -188,6 +189,8 @@ class Learner:
         finally:
             self.passed = None
             self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cpu":
+                give_back_memory()  # another thread, with blocks of its own, may take the next step
         self.steps += 1
         seconds = time.perf_counter() - started
         return self._metrics(batch, gradient, size, rate=rate, seconds=seconds)

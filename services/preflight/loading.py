@@ -197,7 +197,19 @@ def _model(config: RunConfig, setting: str, named: NamedModel) -> str:
         problem = None if lora is None else adapter_problem(model, lora)
         return problem or (untrainable_positions(policy_context(config), model.config) if trained else None)
 
-    return "; ".join([check_model(named.name, setup, problem_of), *rows])
+    checked = "; ".join([check_model(named.name, setup, problem_of), *rows])
+    if trained and config.training.sharding == "none":  # what `lachesis plan` knows
+        _doubt_large_step(config)
+    return checked
+
+
+def _doubt_large_step(config: RunConfig) -> None:
+    """Raise `_DoubtError` where an optimizer step takes more memory than there is."""
+    from lachesis.services.run.memory_plan import plan_step
+
+    plan = plan_step(config, model=None, device=None, memory=None)
+    if not plan.fits:
+        raise _DoubtError(f"{plan.text}. What helps: {'; '.join(plan.cures)}")
 
 
 def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:

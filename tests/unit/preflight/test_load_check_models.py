@@ -49,3 +49,15 @@ def test_a_model_whose_check_failed_is_not_sampled_from(here: Path) -> None:
     own = {**settings, "inference": {"policy": {"model": "good"}}}
     every = found(msgspec.convert(own, run_config_type()), models=True)
     assert (every["model"].state, every["inference.policy"].state) == ("failed", "ok"), "it serves another model"
+
+
+def test_a_step_that_takes_more_memory_than_there_is_is_doubtful(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_policy(build_tiny_policy(0, width=16, layers=1, heads=2, max_length=64), here / "good")
+    settings = {"model": "good", "environments": {"shop": {"kind": "shop.py:Shop", "params": {"path": "p"}}}}
+    config = msgspec.convert(settings, run_config_type())
+    monkeypatch.setattr("lachesis.services.run.memory_plan.free_bytes", lambda device: 10**11)
+    assert found(config, models=True)["model"].state == "ok"
+    monkeypatch.setattr("lachesis.services.run.memory_plan.free_bytes", lambda device: 10**8)
+    doubtful = found(config, models=True)["model"]
+    assert (doubtful.state, "bytes; there are 100,000,000" in doubtful.text) == ("doubtful", True)
+    assert "What helps" in doubtful.text

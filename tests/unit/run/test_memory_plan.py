@@ -38,7 +38,7 @@ def model(tmp_path):
     return str(tmp_path / "model")
 
 
-FEW = ["--set", "batching.batch_size=4"]
+FEW = ["--set", "batching.batch_size=4", "--set", "training.learner.max_tokens_per_microbatch=4096"]
 SMALL = {"batching": {"batch_size": 4}}
 """A batch with few ways to divide it, each of which is planned where a step does not fit."""
 
@@ -67,7 +67,7 @@ def test_it_exits_by_whether_the_step_fits(model, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_what_helps_does(model):
-    found = planned(model, 0.55)
+    found = planned(model, 0.55, learner={"max_tokens_per_microbatch": 4096})
     assert not found.fits
     tokens = int(next(cure for cure in found.cures if "microbatch" in cure).split(" = ")[1].split(":")[0])
     assert planned(model, 0.55, learner={"max_tokens_per_microbatch": tokens}).fits
