@@ -103,6 +103,13 @@ class _WeightInfo(msgspec.Struct):
     weight_version: str
 
 
+class _ScoredPrompt(msgspec.Struct):
+    """A `GenerateResponse` with prompt logprobs that are yet to be decoded."""
+
+    choices: list[Choice]
+    prompt_logprobs: list[msgspec.Raw] | None = None
+
+
 class _WorkerReplies(msgspec.Struct):
     results: Annotated[list[LoadedWeights], msgspec.Meta(min_length=1)]
 
@@ -166,7 +173,7 @@ class InferenceClient:
     ) -> list[GeneratedSample]:
         """Sample `n` completions of one prompt. `sampling`: its `n` and `logprobs` are set here."""
         params = msgspec.structs.replace(sampling or SamplingParams(), n=n, logprobs=0, prompt_logprobs=None)
-        response = await self._generate(list(prompt_ids), params, "text")
+        response = await self._generate(GenerateResponse, list(prompt_ids), params, "text")
         if len(response.choices) != n:
             raise UnreadableAnswerError(f"{self.where} answered {len(response.choices)} samples, {n} were requested.")
         choices = sorted(response.choices, key=lambda choice: choice.index)
@@ -179,15 +186,15 @@ class InferenceClient:
         """
         return (await self.prompt_top_logprobs(token_ids, 0)).logprobs
 
-    async def prompt_top_logprobs(self, token_ids: Sequence[int], k: int) -> PromptTopLogprobs:
-        """Return the logprobs of the given tokens, and at each position the `k` likeliest tokens.
+    async def prompt_top_logprobs(self, token_ids: Sequence[int], k: int, start: int = 0) -> PromptTopLogprobs:
+        """Return the logprobs of the given tokens from `start` on, and the `k` likeliest tokens at each.
 
         Raises as `prompt_logprobs`.
         """
         token_ids = list(token_ids)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
-        response = await self._generate(token_ids, params, "tokens")
-        found = read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where)
+        response = await self._generate(_ScoredPrompt, token_ids, params, "tokens")
+        found = read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where, start)
         return found._replace(version=_first_version(response.choices))
 
     async def tokenize(
@@ -257,7 +264,8 @@ class InferenceClient:
         held = None
         if version:
             params = SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True)
-            found = await self._generate(probe.ids[:1] if probe is not None else [0], params, "text", self._observing)
+            ids = probe.ids[:1] if probe is not None else [0]
+            found = await self._generate(GenerateResponse, ids, params, "text", self._observing)
             if len(found.choices) != 1:
                 raise UnreadableAnswerError(f"{self.where} answered {len(found.choices)} samples, 1 was requested.")
             spans = self._generation(found.choices[0]).weight_versions
@@ -406,8 +414,13 @@ class InferenceClient:
         return f"inference server {without_secrets(self.config.url)}{self._proxy}"
 
     async def _generate(
-        self, token_ids: list[int], params: SamplingParams, mode: Any, http: httpx.AsyncClient | None = None
-    ) -> GenerateResponse:
+        self,
+        kind: type[T],
+        token_ids: list[int],
+        params: SamplingParams,
+        mode: Any,
+        http: httpx.AsyncClient | None = None,
+    ) -> T:
         request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)
         began_s, path = time.monotonic(), "/inference/v1/generate"
         payload = None
@@ -422,7 +435,7 @@ class InferenceClient:
                 path, most=most, http=http, content=content, smallest=msgspec.json.encode(smallest)
             )
             payload = len(answer)
-            found = self._decoded(path, GenerateResponse, answer)
+            found = self._decoded(path, kind, answer)
         except LachesisError:
             self._record_call(began_s, 0, payload, failed=True)
             raise

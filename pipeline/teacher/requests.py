@@ -1,24 +1,25 @@
-"""Queries one teacher about a group: each distinct token sequence once, and all at the same time.
+"""Queries one teacher about a group: each path of the tree of its prompts once, and all together.
 
 Guarantees that a refusal by the server costs that sequence alone, and that an unavailable server raises
 `InfrastructureError` instead of a result.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from lachesis.pipeline.common.tokenizer_hash import same_tokens
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
+from lachesis.pipeline.inference.prompt_tree import PromptPath, prompt_tree
 from lachesis.pipeline.teacher.logic.arrays import group_logprobs, group_spans, group_top_k
 from lachesis.pipeline.teacher.prompt import PromptTemplate
 from lachesis.pipeline.teacher.retokenize import Retokenizer, TurnPrompt, runs_of
@@ -31,8 +32,16 @@ __all__ = ["Teacher", "TeacherAnswer"]
 
 _UNREAD_TIMES = 4
 _MAX_UNREAD = 256
-_Answers = dict[tuple[int, ...], PromptTopLogprobs | str]
+_Tokens = tuple[int, ...]
+_Answers = dict[_Tokens, PromptTopLogprobs | str]
 """By tokens: what the teacher thinks of them, or why it was refused."""
+
+
+class _Part(NamedTuple):
+    """An answer about a path's tokens from `start` on."""
+
+    start: int
+    answer: PromptTopLogprobs
 
 
 class TeacherAnswer(NamedTuple):
@@ -54,7 +63,7 @@ class TeacherAnswer(NamedTuple):
 class _Prompt(NamedTuple):
     """The teacher's prompt for a sequence, which begins with `start` tokens in place of its first `replaced` ones."""
 
-    tokens: tuple[int, ...]
+    tokens: _Tokens
     start: int = 0
     replaced: int = 0
 
@@ -79,7 +88,7 @@ class Teacher:
         self._top_k = top_k
         self._prompt = prompt
         self._answered = 0
-        self._unread: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
+        self._unread: OrderedDict[_Tokens, tuple[int, int]] = OrderedDict()
         """By tokens: how often the answer made no sense, and how many others had been answered at the first time."""
 
     def refusal(self, group: RolloutGroup) -> str | None:
@@ -98,10 +107,8 @@ class Teacher:
 
     async def _score_tokens(self, group: RolloutGroup) -> TeacherAnswer:
         prompts, reasons = await self._prompts(group)
-        answers = await self._request_all(one.tokens for one in prompts if one is not None)
-        repeats = group.sequences.starts_alike(trained=True)
+        answers, requested = await self._request_all(one.tokens for one in prompts if one is not None)
         found = [None if one is None else _placed(answers[one.tokens], one) for one in prompts]
-        _share_starts(found, repeats, group.sequences.cuts().tolist())
         logprobs, missing = group_logprobs(group, [None if one is None else one.logprobs for one in found])
         columns: dict[str, Any] = {"logprobs": logprobs, "missing": missing}
         if self._top_k:
@@ -110,8 +117,8 @@ class Teacher:
             columns,
             missing,
             _last_reason([*reasons, *answers.values()]),
-            sum(map(len, answers)),
-            repeats,
+            requested,
+            group.sequences.starts_alike(trained=True),
             _weights(answers),
             None if self._prompt is None else self._prompt.digest,
         )
@@ -145,46 +152,77 @@ class Teacher:
     async def _score_spans(self, group: RolloutGroup, retokenizer: Retokenizer) -> TeacherAnswer:
         turns, reasons = await anyio.to_thread.run_sync(_turns_of, group, retokenizer)
         prompts = [tuple(turn.token_ids) for one in turns if one is not None for turn in one]
-        answers = await self._request_all(prompts)
+        answers, requested = await self._request_all(prompts)
         spans = [None if one is None else _spans_of(one, answers) for one in turns]
         columns, missing = group_spans(group, spans)
         everything = list(range(len(turns)))  # no sequence has a logprob for each token
         plain = {"logprobs": as_bytes(np.zeros(group.sequences.n_tokens), "float32"), "missing": everything}
         reason = _last_reason([*reasons, *answers.values()])
         repeats = group.sequences.starts_alike(trained=True)
-        return TeacherAnswer({**plain, **columns}, missing, reason, sum(map(len, answers)), repeats, _weights(answers))
+        return TeacherAnswer({**plain, **columns}, missing, reason, requested, repeats, _weights(answers))
 
-    async def _request_all(self, prompts: Iterable[tuple[int, ...]]) -> _Answers:
-        """Return the answer to each distinct prompt; equal sequences, of which a group has many, are sent once."""
+    async def _request_all(self, prompts: Iterable[_Tokens]) -> tuple[_Answers, int]:
+        """Return the answer to each prompt, and how many tokens were sent for them.
+
+        The prompts are requested as the paths of a tree, and what several begin with is read from one answer. Where a
+        path is refused, those that were to share its tokens, and prompts that it begins with, have requests of their
+        own.
+        """
         client = await self._directory.current()
-        answers: _Answers = {}
-        unread: dict[tuple[int, ...], UnreadableAnswerError] = {}
-        down: InfrastructureError | None = None
+        wanted, requested = set(prompts), 0
+        refusals: dict[_Tokens, str] = {}
+        parts: dict[_Tokens, _Part] = {}
+        paths = prompt_tree(wanted)
+        while missing := [path for path in paths if path.tokens not in parts or path.shared < parts[path.tokens].start]:
+            requested += sum(len(path.tokens) for path in missing)
+            for path, answer in (await self._request_paths(client, missing)).items():
+                if isinstance(answer, str):
+                    refusals[path.tokens] = answer
+                else:
+                    parts[path.tokens] = _Part(path.shared, answer)
+            paths = prompt_tree(wanted - refusals.keys())
+        leaves = dict(_joined(paths, parts))
+        ends = [path.tokens for path in paths]
+        answers: _Answers = {
+            prompt: leaves[ends[bisect_left(ends, prompt)]].rows(slice(len(prompt)))
+            for prompt in wanted - refusals.keys()
+        }
+        return answers | refusals, requested
 
-        async def ask(tokens: tuple[int, ...]) -> None:
+    async def _request_paths(
+        self, client: InferenceClient, paths: Sequence[PromptPath]
+    ) -> dict[PromptPath, PromptTopLogprobs | str]:
+        """Return for each path what the teacher thinks of its own tokens, or why it was refused."""
+        answers: dict[PromptPath, PromptTopLogprobs | str] = {}
+        unread: dict[PromptPath, UnreadableAnswerError] = {}
+        down: InfrastructureError | None = None
+        top_k = self._top_k if self.retokenizer is None else 0
+
+        async def ask(path: PromptPath) -> None:
             nonlocal down
             try:
-                answers[tokens] = _checked(await self._request(client, list(tokens)), len(tokens))
+                found = await client.prompt_top_logprobs(path.tokens, top_k, path.shared)
+                answers[path] = _checked(found, len(path.own))
             except DataError as error:
-                answers[tokens] = str(error)
+                answers[path] = str(error)
             except UnreadableAnswerError as error:
-                unread[tokens] = error
+                unread[path] = error
             except InfrastructureError as error:  # raised below, alone: a task group would wrap it
                 down = error
 
         async with anyio.create_task_group() as tasks:
-            for tokens in dict.fromkeys(prompts):
-                tasks.start_soon(ask, tokens)
+            for path in paths:
+                tasks.start_soon(ask, path)
         if down is not None:
             raise down
         self._answered += len(answers)
-        for tokens, error in unread.items():
-            if not self._is_to_blame(tokens):
+        for path, error in unread.items():
+            if not self._is_to_blame(path.tokens):
                 raise error
-            answers[tokens] = str(error)
+            answers[path] = str(error)
         return answers
 
-    def _is_to_blame(self, tokens: tuple[int, ...]) -> bool:
+    def _is_to_blame(self, tokens: _Tokens) -> bool:
         """Count an answer about `tokens` that makes no sense; return whether others were answered properly meanwhile,
         each time: then it is these tokens that the server has no answer to."""
         times, answered = self._unread.pop(tokens, (0, self._answered))
@@ -192,12 +230,6 @@ class Teacher:
         if len(self._unread) > _MAX_UNREAD:
             self._unread.popitem(last=False)
         return times + 1 >= _UNREAD_TIMES and self._answered - answered >= _UNREAD_TIMES
-
-    async def _request(self, client: InferenceClient, tokens: list[int]) -> PromptTopLogprobs:
-        if self._top_k and self.retokenizer is None:
-            return await client.prompt_top_logprobs(tokens, self._top_k)
-        none: NDArray[np.int32] = np.zeros((len(tokens), 0), np.int32)
-        return PromptTopLogprobs(await client.prompt_logprobs(tokens), none, none.astype(np.float32))
 
 
 def _checked(answer: PromptTopLogprobs, tokens: int) -> PromptTopLogprobs:
@@ -280,21 +312,16 @@ def _weights(answers: _Answers) -> list[str]:
     return sorted({version for version in versions if version is not None})
 
 
-def _share_starts(
-    answers: list[PromptTopLogprobs | None], repeats: Sequence[RepeatedRows], cuts: Sequence[int]
-) -> None:
-    """Give sequences that begin alike one answer about these tokens, which a server computes with other roundings."""
-    sequence_at = {start: i for i, start in enumerate(cuts[:-1])}
-    for repeat in reversed(repeats):
-        i = sequence_at[repeat.at]
-        own, other = answers[i], answers[sequence_at[repeat.source]]
-        if own is not None and other is not None:
-            rows = repeat.rows
-            answers[i] = PromptTopLogprobs(
-                np.concatenate([other.logprobs[:rows], own.logprobs[rows:]]),
-                np.concatenate([other.ids[:rows], own.ids[rows:]]),
-                np.concatenate([other.top[:rows], own.top[rows:]]),
-            )
+def _joined(paths: Sequence[PromptPath], parts: Mapping[_Tokens, _Part]) -> Iterator[tuple[_Tokens, PromptTopLogprobs]]:
+    """Yield the whole answer to each path: what it shares is that of the path before it."""
+    whole: PromptTopLogprobs | None = None
+    for path in paths:
+        start, own = parts[path.tokens]
+        if whole is None or not path.shared:
+            whole = own
+        else:
+            whole = whole.rows(slice(path.shared)).followed_by(own.rows(slice(path.shared - start, None)))
+        yield path.tokens, whole
 
 
 def _spans_of(turns: list[TurnPrompt], answers: _Answers) -> list[tuple[slice, float]]:

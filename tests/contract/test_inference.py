@@ -111,8 +111,14 @@ async def test_prompt_logprobs_agree_over_a_long_sequence(world):
     async with world.client() as client:
         version = await world.load(client, 1)
         values = await client.prompt_logprobs(tokens)
+        rest = await client.prompt_top_logprobs(tokens, 3, 200)
     assert values[0] == 0
-    assert values[1:] == pytest.approx(world.logprobs(version, tokens)[1:], abs=TOLERANCE)
+    right = world.logprobs(version, tokens)
+    assert values[1:] == pytest.approx(right[1:], abs=TOLERANCE)
+    assert rest.logprobs == pytest.approx(right[200:], abs=TOLERANCE)
+    assert rest.ids.shape == rest.top.shape == (50, 3)
+    assert (rest.top[:, 0] >= rest.logprobs).all()
+    assert rest.version == version
 
 
 @pytest.mark.slow

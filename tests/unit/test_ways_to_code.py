@@ -64,6 +64,7 @@ FREE_FIELDS = {
         ),
         "sampling parameters, and fields that are refused or without effect",
     ),
+    "pipeline.inference.client._ScoredPrompt": "logprobs, decoded as such before they are read",
     "pipeline.evaluator.logic.model_summary.InferenceSample": "shown",
     "services.agent.catalog.CatalogEntry": "read from source that is not run; what is chosen passes the policy",
     "services.agent.draft.DraftField": "shown",

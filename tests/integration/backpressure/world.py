@@ -30,6 +30,7 @@ from lachesis.pipeline.governor.logic import Governor
 from lachesis.pipeline.inference.answered_sample import GeneratedSample
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
+from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.ledger.chain import LedgerPosition
 from lachesis.pipeline.ledger.reader import follow_ledger
@@ -151,10 +152,12 @@ class TeacherServer:
     async def probe(self) -> Capabilities:
         return Capabilities(model="big", max_model_len=4096, weight_version="0-a-b", tokenizer_hash="tok")
 
-    async def prompt_logprobs(self, tokens: Any, **_: Any) -> np.ndarray[Any, Any]:
+    async def prompt_top_logprobs(self, tokens: Any, _k: int, start: int = 0) -> PromptTopLogprobs:
         self.calls += 1
         await (anyio.sleep_forever() if self.delay_s is None else anyio.sleep(self.delay_s))
-        return np.full(len(tokens), -1.0, np.float32)
+        count = len(tokens) - start
+        none = np.zeros((count, 0))
+        return PromptTopLogprobs(np.full(count, -1.0, np.float32), none.astype(np.int32), none.astype(np.float32))
 
 
 class Answer(NamedTuple):

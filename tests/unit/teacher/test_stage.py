@@ -49,13 +49,19 @@ class Server:
             raise InfrastructureError("connection refused")
         return Capabilities(model="big", max_model_len=99, weight_version="0-a-b", tokenizer_hash=self.tokenizer_hash)
 
-    async def prompt_logprobs(self, tokens):
+    async def prompt_top_logprobs(self, tokens, k, start=0):
         self.calls += 1
         await anyio.lowlevel.checkpoint()
         if not self.up:
             raise InfrastructureError("connection refused")
         answer = np.array([0.0, *(-token / 100 for token in tokens[1:])], np.float32)
-        return self.fail(tokens, answer)
+        ids, top = self.likeliest(tokens, k)
+        logprobs = self.fail(tokens, answer)[start:]
+        return PromptTopLogprobs(logprobs, ids[start:], top[start:])
+
+    def likeliest(self, tokens, k):
+        none = np.zeros((len(tokens), 0), np.int32)
+        return none, none.astype(np.float32)
 
 
 @pytest.fixture
@@ -79,12 +85,11 @@ def server(monkeypatch):
 class TopServer(Server):
     """A teacher that also says which tokens it finds likeliest: the given one's neighbours, the last with only one."""
 
-    async def prompt_top_logprobs(self, tokens, k):
-        logprobs = await self.prompt_logprobs(tokens)
+    def likeliest(self, tokens, k):
         ids = np.array([[-1] * k, *([token + n for n in range(k)] for token in tokens[1:])], np.int32)
         top = np.array([[-np.inf] * k, *([-0.7 - n for n in range(k)] for _ in tokens[1:])], np.float32)
         ids[-1, 1:], top[-1, 1:] = -1, -np.inf
-        return PromptTopLogprobs(logprobs, ids, top)
+        return ids, top
 
 
 @pytest.fixture
@@ -239,9 +244,9 @@ async def test_what_branches_begin_with_has_one_answer_that_is_stored_once(lab, 
     class Rounding(TopServer):
         """As real ones, it computes the same tokens with other roundings in another request."""
 
-        async def prompt_top_logprobs(self, tokens, k):
+        async def prompt_top_logprobs(self, tokens, k, start=0):
             rounding = 1 + 1e-6 * self.calls
-            found = await super().prompt_top_logprobs(tokens, k)
+            found = await super().prompt_top_logprobs(tokens, k, start)
             return found._replace(logprobs=(found.logprobs * rounding).astype(np.float32))
 
     servers["teacher"] = Rounding()
@@ -366,6 +371,46 @@ async def test_a_teacher_of_another_tokenizer_gives_the_logprobs_of_spans(lab, s
     assert logprobs[[start, start + 4, start + 7]] == pytest.approx(expected)
     assert not logprobs[[start + 1, start + 5]].any()
     assert server.calls == 2
+
+
+@pytest.mark.outside  # it imports torch
+async def test_the_turns_of_a_conversation_are_one_request_of_a_teacher_with_another_tokenizer(
+    lab, servers, tokenizers, tmp_path
+):
+    server = servers["teacher"] = Server()
+    server.tokenizer_hash = None
+    student, texts = tokenizers["student"], ["the cat.", "no"]
+    talk = [message for text in texts for message in (Message(role="user", content="q"), _said(text))]
+    tokens, mask = [], []
+    for turn, text in enumerate(texts):
+        before = [{"role": one.role, "content": one.content} for one in talk[: 2 * turn + 1]]
+        prompt = student.apply_chat_template(before, add_generation_prompt=True, return_dict=False)
+        said = [*student.encode(text, add_special_tokens=False), student.eos_token_id]
+        mask += [False] * (len(prompt) - len(tokens)) + [True] * len(said)
+        tokens = [*prompt, *said]
+    group = lab.group(1, samples=1)
+    sequences = msgspec.structs.replace(
+        group.sequences,
+        offsets=as_bytes([0, len(tokens)], "int32"),
+        tokens=as_bytes(tokens, "int32"),
+        loss_mask=pack_mask(mask),
+        logprobs=as_bytes([-1.0 * one for one in mask], "float32"),
+    )
+    await lab.store(group.replace(sequences=sequences, messages=[talk], tokenizer_hash=tokenizer_hash(student)))
+    async with lab.running(partial(run_teacher, settings=teacher_settings(align_config(tmp_path))), "teacher"):
+        await lab.until(pointed(lab, 1))
+    (pointer,) = await pointers(lab)
+    assert (pointer.missing, pointer.reason, server.calls) == ([], None, 1)
+    starts, logprobs = (await arrays(lab, pointer)).spans()
+    vocabulary = tokenizers["teacher"].get_vocab()
+    first, second = np.flatnonzero(mask)[[0, -len("no") - 1]]
+    assert logprobs[first] == pytest.approx(-vocabulary["the "] / 100)
+    assert logprobs[second : second + 2] == pytest.approx([-vocabulary[letter] / 100 for letter in "no"])
+    assert (starts[np.array(mask)] >= 0).all()
+
+
+def _said(text):
+    return Message(role="assistant", content=text)
 
 
 @pytest.mark.outside  # it imports torch
