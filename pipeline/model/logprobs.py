@@ -161,15 +161,7 @@ class SampledLogprobs:
         ids_BTK: torch.Tensor | None,
         given: PassInputs,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        arguments = {"input_ids": tokens_BT, "use_cache": False, **given.arguments}
-        rows = given.rows
-        if rows is not None:
-            arguments |= {"input_ids": rows.packed(tokens_BT), "position_ids": rows.positions_1N}
-        with self._autocast(tokens_BT.device.type), packed_pass(rows):
-            if self._body is None:
-                hidden_BTH = self._model(**arguments).logits
-            else:
-                hidden_BTH = self._body(**arguments).last_hidden_state
+        hidden_BTH, rows = self.hidden_states(tokens_BT, given), given.rows
         wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
         at_N = _true_places(wanted_BT.flatten(), given.positions)
         columns = {"targets_N": tokens_BT, "ids_NK": ids_BTK, "allowed_NW": given.allowed}
@@ -185,7 +177,7 @@ class SampledLogprobs:
             ids_NK: torch.Tensor | None = None,
             allowed_NW: torch.Tensor | None = None,
         ) -> _Picked:
-            logits_NV = self._logits(hidden_NH)
+            logits_NV = self.logits(hidden_NH)
             if ids_NK is None and allowed_NW is None and self._picks_by_row(logits_NV.device):
                 return pick_logprobs(logits_NV, targets_N, temperature)
             logits_NV = logits_NV.float() / temperature
@@ -202,8 +194,18 @@ class SampledLogprobs:
         others_BTC = _spread_rows(others_NC[0], at_N, shape) if others_NC else None
         return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape), others_BTC
 
-    def _logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Return the logits; where there is no head apart, what came from the model are logits."""
+    def hidden_states(self, tokens_BT: torch.Tensor, given: PassInputs = NOTHING_FURTHER) -> torch.Tensor:
+        """Return the hidden states [B,T,H] after each token, with `given.rows` [1,N,H]; see `logits`."""
+        arguments, rows = {"input_ids": tokens_BT, "use_cache": False, **given.arguments}, given.rows
+        if rows is not None:
+            arguments |= {"input_ids": rows.packed(tokens_BT), "position_ids": rows.positions_1N}
+        with self._autocast(tokens_BT.device.type), packed_pass(rows):
+            if self._body is None:
+                return self._model(**arguments).logits  # type: ignore[no-any-return]
+            return self._body(**arguments).last_hidden_state  # type: ignore[no-any-return]
+
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N,V]; where there is no head apart, the hidden states are logits already."""
         if self._head is None:
             return hidden_NH
         if self.float32_head:

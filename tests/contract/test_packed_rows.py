@@ -7,10 +7,10 @@ import pytest
 import torch
 from contract.model_families import FAMILIES, family_model
 
+from lachesis.pipeline.model.packed_form import why_padded_by_form
 from lachesis.pipeline.trainer.config import LearnerConfig
 from lachesis.pipeline.trainer.learner import Learner
 from lachesis.pipeline.trainer.packed_batch import pack
-from lachesis.pipeline.trainer.packing import why_padded_by_form
 from lachesis.pipeline.trainer.training_sequence import TrainingSequence
 
 PADDED = {
