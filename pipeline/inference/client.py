@@ -40,13 +40,16 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.connection_pool import ConnectionPool
 from lachesis.pipeline.inference.identity import IdentityGuard, ObservedServer
 from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs, read_prompt_logprobs
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import (
+    MAX_BRANCHES,
     Choice,
     DetokenizeResponse,
     GenerateRequest,
     GenerateResponse,
     LoadedWeights,
     PauseMode,
+    PromptBranch,
     SamplingParams,
     TokenizeRequest,
     TokenizeResponse,
@@ -71,6 +74,7 @@ _TOKEN_BYTES = 2048
 """Bytes of an answer for each token: id, logprob and experts that processed it."""
 _LOGPROB_BYTES = 256
 """Bytes of an answer for one of the likeliest tokens."""
+_NO_LOGPROBS = msgspec.Raw(b"null")
 _UNKNOWN_TOKENS = 32_768
 """Tokens of a sample at most, where its request does not say."""
 
@@ -86,6 +90,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Weights the probe's token came from."""
     tokenizer_hash: str | None
     """None from servers that do not report it, as a vLLM that was started by hand."""
+    branches: bool = False
+    """Whether it scores the branches of a prompt in one request."""
 
 
 class _Model(msgspec.Struct):
@@ -93,6 +99,7 @@ class _Model(msgspec.Struct):
     max_model_len: Annotated[int, msgspec.Meta(ge=1)]
     tokenizer_hash: str | None = None
     owned_by: str | None = None
+    branches: bool = False
 
 
 class _Models(msgspec.Struct):
@@ -108,6 +115,7 @@ class _ScoredPrompt(msgspec.Struct):
 
     choices: list[Choice]
     prompt_logprobs: list[msgspec.Raw] | None = None
+    branch_logprobs: list[list[msgspec.Raw]] | None = None
 
 
 class _WorkerReplies(msgspec.Struct):
@@ -197,6 +205,28 @@ class InferenceClient:
         found = read_prompt_logprobs(response.prompt_logprobs, token_ids, k, self.where, start)
         return found._replace(version=_first_version(response.choices))
 
+    async def prompt_tree_logprobs(self, paths: Sequence[PromptPath], k: int) -> list[PromptTopLogprobs]:
+        """Return the logprobs of the own tokens of each path, by a server that scores branches.
+
+        Raises as `prompt_logprobs`, for all paths if one is refused.
+        """
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=k)
+        found = []
+        for at in range(0, len(paths), 1 + MAX_BRANCHES):
+            first, *others = paths[at : at + 1 + MAX_BRANCHES]
+            branches = [PromptBranch(shared=path.shared, token_ids=list(path.own)) for path in others]
+            response = await self._generate(_ScoredPrompt, list(first.tokens), params, "tokens", branches=branches)
+            answers = response.branch_logprobs or []
+            if len(answers) != len(others):
+                raise UnreadableAnswerError(f"{self.where} answered about {len(answers)} branches of {len(others)}.")
+            version = _first_version(response.choices)
+            whole = [response.prompt_logprobs]
+            whole += [[_NO_LOGPROBS] * path.shared + own for path, own in zip(others, answers, strict=True)]
+            for path, entries in zip((first, *others), whole, strict=True):
+                scores = read_prompt_logprobs(entries, path.tokens, k, self.where, path.shared)
+                found.append(scores._replace(version=version))
+        return found
+
     async def tokenize(
         self,
         messages: Sequence[dict[str, Any]],
@@ -265,7 +295,7 @@ class InferenceClient:
         if version:
             params = SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True)
             ids = probe.ids[:1] if probe is not None else [0]
-            found = await self._generate(GenerateResponse, ids, params, "text", self._observing)
+            found = await self._generate(GenerateResponse, ids, params, "text", http=self._observing)
             if len(found.choices) != 1:
                 raise UnreadableAnswerError(f"{self.where} answered {len(found.choices)} samples, 1 was requested.")
             spans = self._generation(found.choices[0]).weight_versions
@@ -406,6 +436,7 @@ class InferenceClient:
             max_model_len=model.max_model_len,
             weight_version=version,
             tokenizer_hash=model.tokenizer_hash,
+            branches=model.branches,
         )
 
     @property
@@ -419,17 +450,22 @@ class InferenceClient:
         token_ids: list[int],
         params: SamplingParams,
         mode: Any,
+        *,
         http: httpx.AsyncClient | None = None,
+        branches: Sequence[PromptBranch] = (),
     ) -> T:
-        request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)
+        request = GenerateRequest(
+            token_ids=token_ids, sampling_params=params, output_mode=mode, branches=list(branches)
+        )
         began_s, path = time.monotonic(), "/inference/v1/generate"
         payload = None
         try:
             most = _ANSWER_BYTES + _tokens_of(request) * _TOKEN_BYTES
             if params.prompt_logprobs is not None:
-                most += len(token_ids) * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
+                prompt_tokens = len(token_ids) + sum(len(branch.token_ids) for branch in branches)
+                most += prompt_tokens * (params.prompt_logprobs + 1) * _LOGPROB_BYTES
             small = SamplingParams(n=1, max_tokens=1, logprobs=0)
-            smallest = msgspec.structs.replace(request, token_ids=token_ids[:1], sampling_params=small)
+            smallest = msgspec.structs.replace(request, token_ids=token_ids[:1], sampling_params=small, branches=[])
             content = msgspec.json.encode(request)
             answer = await self._request_served(
                 path, most=most, http=http, content=content, smallest=msgspec.json.encode(smallest)

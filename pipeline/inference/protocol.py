@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 __all__ = [
     "MAX_BODY_BYTES",
+    "MAX_BRANCHES",
     "Choice",
     "DetokenizeRequest",
     "DetokenizeResponse",
@@ -25,6 +26,7 @@ __all__ = [
     "LogprobEntry",
     "Logprobs",
     "PauseMode",
+    "PromptBranch",
     "PromptLogprob",
     "PromptLogprobs",
     "SamplingParams",
@@ -37,6 +39,9 @@ __all__ = [
 
 MAX_BODY_BYTES = 16 << 20
 """Bytes of a request to an inference server; a prompt of a million tokens has 7 MiB."""
+
+MAX_BRANCHES = 256
+"""Branches of a prompt in one request, at most."""
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]
@@ -95,6 +100,13 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """vLLM alone has it; the reference server refuses it."""
 
 
+class PromptBranch(Struct, frozen=True, kw_only=True):
+    """A further prompt: the first `shared` tokens of the one before it, then `token_ids`."""
+
+    shared: Annotated[int, Meta(ge=0)]
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+
+
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /inference/v1/generate."""
 
@@ -106,6 +118,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """text: also the detokenized text, without special tokens."""
     stream: bool = False
     """Streaming is refused by the reference server."""
+    branches: Annotated[list[PromptBranch], Meta(max_length=MAX_BRANCHES)] = []
+    """Prompts that are scored with this one, if `sampling_params` has `prompt_logprobs`; none of them is sampled from.
+    Servers that have it say so in /v1/models; others, as vLLM, ignore it."""
 
 
 class LogprobEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,12 +179,16 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class GenerateResponse(Struct, frozen=True, kw_only=True):
-    """Answer of /inference/v1/generate. `prompt_logprobs`: null for the first token, then by token id as text."""
+    """Answer of /inference/v1/generate. `prompt_logprobs`: null for the first token, then by token id as text.
+
+    `branch_logprobs`: the same of each branch's own tokens.
+    """
 
     choices: list[Choice]
     request_id: str = ""
     prompt_logprobs: PromptLogprobs | None = None
     output_mode: str = "tokens"
+    branch_logprobs: list[PromptLogprobs] | None = None
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -78,8 +78,11 @@ class Teacher:
         tokenizer_hash: str | None,
         top_k: int = 0,
         prompt: PromptTemplate | None = None,
+        *,
+        branches: bool = False,
     ) -> None:
-        """`prompt`: that of the teacher's own prompts; None: it reads the policy's."""
+        """`prompt`: that of the teacher's own prompts; None: it reads the policy's. `branches`: whether the server
+        scores those of a prompt in one request."""
         self.name = name
         self.student_hash: str | None = None
         self.retokenizer: Retokenizer | None = None
@@ -87,6 +90,7 @@ class Teacher:
         self._tokenizer_hash = tokenizer_hash
         self._top_k = top_k
         self._prompt = prompt
+        self._branches = branches
         self._answered = 0
         self._unread: OrderedDict[_Tokens, tuple[int, int]] = OrderedDict()
         """By tokens: how often the answer made no sense, and how many others had been answered at the first time."""
@@ -164,15 +168,16 @@ class Teacher:
     async def _request_all(self, prompts: Iterable[_Tokens]) -> tuple[_Answers, int]:
         """Return the answer to each prompt, and how many tokens were sent for them.
 
-        The prompts are requested as the paths of a tree, and what several begin with is read from one answer. Where a
-        path is refused, those that were to share its tokens, and prompts that it begins with, have requests of their
-        own.
+        The prompts are requested as the paths of a tree, and what several begin with is read from one answer: in one
+        request if the server has that, else each path in its own. Where a path is refused, those that were to share its
+        tokens, and prompts that it begins with, have further requests.
         """
         client = await self._directory.current()
-        wanted, requested = set(prompts), 0
+        wanted = set(prompts)
         refusals: dict[_Tokens, str] = {}
-        parts: dict[_Tokens, _Part] = {}
         paths = prompt_tree(wanted)
+        parts = await self._request_tree(client, paths)
+        requested = sum(len(path.own) for path in paths) if parts else 0
         while missing := [path for path in paths if path.tokens not in parts or path.shared < parts[path.tokens].start]:
             requested += sum(len(path.tokens) for path in missing)
             for path, answer in (await self._request_paths(client, missing)).items():
@@ -189,6 +194,25 @@ class Teacher:
         }
         return answers | refusals, requested
 
+    async def _request_tree(self, client: InferenceClient, paths: Sequence[PromptPath]) -> dict[_Tokens, _Part]:
+        """Return what the teacher thinks of each path's own tokens; {} where one request cannot have all of it."""
+        if not self._branches or len(paths) < 2:
+            return {}
+        try:
+            found = await client.prompt_tree_logprobs(paths, self._requested_top_k)
+            parts = {
+                path.tokens: _Part(path.shared, _checked(answer, len(path.own)))
+                for path, answer in zip(paths, found, strict=True)
+            }
+        except (DataError, UnreadableAnswerError):  # a request for each path shows which one it is
+            return {}
+        self._answered += len(parts)
+        return parts
+
+    @property
+    def _requested_top_k(self) -> int:
+        return self._top_k if self.retokenizer is None else 0
+
     async def _request_paths(
         self, client: InferenceClient, paths: Sequence[PromptPath]
     ) -> dict[PromptPath, PromptTopLogprobs | str]:
@@ -196,12 +220,11 @@ class Teacher:
         answers: dict[PromptPath, PromptTopLogprobs | str] = {}
         unread: dict[PromptPath, UnreadableAnswerError] = {}
         down: InfrastructureError | None = None
-        top_k = self._top_k if self.retokenizer is None else 0
 
         async def ask(path: PromptPath) -> None:
             nonlocal down
             try:
-                found = await client.prompt_top_logprobs(path.tokens, top_k, path.shared)
+                found = await client.prompt_top_logprobs(path.tokens, self._requested_top_k, path.shared)
                 answers[path] = _checked(found, len(path.own))
             except DataError as error:
                 answers[path] = str(error)

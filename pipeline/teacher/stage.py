@@ -89,7 +89,8 @@ async def _probe(
     directory.guard.hold_to(found.model, found.tokenizer_hash)
     directory.guard.report = partial(_say_other, service, role)
     prompt = None if settings.config.prompt is None else PromptTemplate(settings.config.prompt)
-    teacher = Teacher(directory, found.model, found.tokenizer_hash, settings.config.top_k, prompt)
+    top_k = settings.config.top_k
+    teacher = Teacher(directory, found.model, found.tokenizer_hash, top_k, prompt, branches=found.branches)
     if settings.config.tokenizers == "align":
         load = partial(_load_retokenizer, settings, server, found.tokenizer_hash)
         teacher.student_hash, teacher.retokenizer = await anyio.to_thread.run_sync(load)

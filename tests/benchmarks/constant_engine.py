@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.serving.app import ServedTokens, serving_app
 from lachesis.pipeline.inference.serving.results import GenerationResult, SampleResult, TokenListener
@@ -32,6 +33,7 @@ class ConstantTimeEngine:
         self.max_model_len = max_model_len
         self.weight_version = version
         self.is_paused = False
+        self.scores_branches = False
         self._tokens = list(tokens)
         self._seconds = seconds
 
@@ -39,7 +41,11 @@ class ConstantTimeEngine:
         """It always runs."""
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        listener: TokenListener | None = None,
+        branches: Sequence[PromptPath] = (),
     ) -> Future[GenerationResult]:
         """See `SamplingEngine`."""
         found: Future[GenerationResult] = Future()

@@ -15,6 +15,7 @@ from lachesis.pipeline.errors import AccessError, InfrastructureError
 from lachesis.pipeline.inference.access import CONTROL_PATHS
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.prompt_tree import prompt_tree
 from lachesis.pipeline.inference.protocol import LoadedWeights, SamplingParams, StructuredOutputs
 from lachesis.pipeline.inference.serving.app import SAMPLING_PATHS
 from lachesis.pipeline.model.config import LoraConfig
@@ -119,6 +120,24 @@ async def test_prompt_logprobs_agree_over_a_long_sequence(world):
     assert rest.ids.shape == rest.top.shape == (50, 3)
     assert (rest.top[:, 0] >= rest.logprobs).all()
     assert rest.version == version
+
+
+async def test_branches_of_a_prompt_are_scored_as_its_own_prompts_by_a_server_that_says_so_and_ignored_by_others(world):
+    tokens = np.random.default_rng(1).integers(5, 100, 120).tolist()
+    forks = [(*tokens[:80], *tokens[20:50]), (*tokens,), (*tokens[:30], 7, 8)]
+    paths = prompt_tree(forks)
+    async with world.client() as client:
+        version = await world.load(client, 1)
+        if (await client.probe()).branches:
+            found = await client.prompt_tree_logprobs(paths, 2)
+            for path, answer in zip(paths, found, strict=True):
+                right = world.logprobs(version, list(path.tokens))
+                assert answer.version == version
+                assert answer.logprobs[path.shared == 0 :] == pytest.approx(right[max(1, path.shared) :], abs=TOLERANCE)
+            return
+        with pytest.raises(InfrastructureError, match="answered about 0 branches of 2"):
+            await client.prompt_tree_logprobs(paths, 2)
+        assert await client.ready()
 
 
 @pytest.mark.slow

@@ -7,7 +7,10 @@ from contract.model_families import FAMILIES, family_model
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.engines.reference.decoding import PaddedBatch, UnpaddedBatch
 from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.engines.reference.prompt_scoring import PromptScorer
+from lachesis.pipeline.inference.prompt_tree import prompt_tree
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.model.context import positions_change_at
 from lachesis.pipeline.model.tensors import policy_tensors
 
 WAIT = 60
@@ -86,6 +89,20 @@ def prompt_scores(model, prompt):
 
 def submit(engine, prompt, n, tokens):
     return engine.submit(prompt, SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, seed=n, prompt_logprobs=0))
+
+
+@pytest.mark.slow
+def test_prompts_that_begin_alike_have_the_logprobs_of_plain_passes(name):
+    model = family_model(name)
+    prompt = PROMPTS[3]
+    paths = prompt_tree([tuple(prompt), (*prompt[:9], 7, 8, 9), (*prompt[:9], 7, 11), (*prompt[:4], 5), (*PROMPTS[0],)])
+    with torch.inference_mode():
+        apart = positions_change_at(model.config, 90) is not None
+        found = PromptScorer(model, max_tokens=8192, apart=apart).score(paths, [0] * len(paths))
+    for path, (scores, _) in zip(paths, found, strict=True):
+        values = [entry[str(token)].logprob for token, entry in zip(path.own, scores, strict=True) if entry]
+        expected = prompt_scores(model, list(path.tokens))
+        assert values == pytest.approx(expected[max(0, path.shared - 1) :], abs=TOLERANCE)
 
 
 @pytest.mark.slow

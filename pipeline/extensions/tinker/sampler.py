@@ -8,7 +8,7 @@ Tinker refuses for what it holds is refused here, too, and not sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.extensions.tinker.client import TinkerClient, is_refusal, open_client, own_errors
 from lachesis.pipeline.extensions.tinker.config import TinkerConfig
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import (
     FinishReason,
     PauseMode,
@@ -64,6 +65,7 @@ class TinkerSampler:
         tasks: TaskGroup,
     ) -> None:
         self.max_model_len = settings.context_length
+        self.scores_branches = False
         self._settings = settings
         self._run = run
         self._tokenizer = tokenizer
@@ -124,9 +126,15 @@ class TinkerSampler:
         return _done(None)
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        listener: TokenListener | None = None,
+        branches: Sequence[PromptPath] = (),
     ) -> Future[GenerationResult]:
         """See `SamplingEngine`. Tinker answers a request whole, so `listener` gets all tokens at once."""
+        if branches:
+            raise DataError("branches: Tinker scores one prompt a request.")
         self._check(prompt, params)
         if len(self._running) >= _MAX_REQUESTS:
             raise EngineFullError(f"{len(self._running)} requests are at Tinker already; try again a little later.")

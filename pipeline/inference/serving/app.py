@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from lachesis.pipeline.inference.access import ServerAccess
+from lachesis.pipeline.inference.prompt_tree import branch_paths
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeRequest,
@@ -168,6 +169,7 @@ class _Server:
             "root": self._model_name,
             "max_model_len": self._engine.max_model_len,
             "tokenizer_hash": self._served.tokenizer_hash,
+            "branches": self._engine.scores_branches,
         }
         return {"object": "list", "data": [model]}
 
@@ -187,12 +189,16 @@ class _Server:
         body = await body_of(request, GenerateRequest)
         if body.stream:
             raise DataError("stream is not supported by the reference server; leave it out.")
-        (result,) = await generated(request, self._engine, [body.token_ids], body.sampling_params)
+        if body.branches and (body.sampling_params.prompt_logprobs is None or not self._engine.scores_branches):
+            raise DataError("branches: they are for prompt_logprobs, of a server that says in /v1/models it has them.")
+        branches = list(branch_paths(body.token_ids, body.branches, self._engine.max_model_len))
+        (result,) = await generated(request, self._engine, [body.token_ids], body.sampling_params, branches)
         return GenerateResponse(
             request_id=body.request_id or uuid.uuid4().hex,
             choices=[self._choice(index, sample, body) for index, sample in enumerate(result.samples)],
             prompt_logprobs=result.prompt_logprobs,
             output_mode=body.output_mode,
+            branch_logprobs=list(result.branch_logprobs) if branches else None,
         )
 
     async def generate_text(self, request: Request) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from lachesis.pipeline.errors import InfrastructureError
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.serving.results import GenerationResult, TokenListener
 
@@ -20,6 +22,8 @@ class SamplingEngine(Protocol):
     """Samples from weights that have a version, and can be paused."""
 
     max_model_len: int
+    scores_branches: bool
+    """Whether `submit` takes branches."""
 
     @property
     def weight_version(self) -> str:
@@ -33,9 +37,15 @@ class SamplingEngine(Protocol):
         """Raise InfrastructureError when it does not run."""
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        listener: TokenListener | None = None,
+        branches: Sequence[PromptPath] = (),
     ) -> Future[GenerationResult]:
         """Queue a request. Cancel the future to drop its work. `listener` is called with each token.
+
+        `branches`: paths that have their logprobs computed with those of the prompt, after which they come.
 
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         it does not run.

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.inference.access import ServerAccess
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import MAX_BODY_BYTES, SamplingParams
 from lachesis.pipeline.inference.serving.engine import EngineFullError, SamplingEngine
 from lachesis.pipeline.inference.serving.results import GenerationResult
@@ -110,9 +111,15 @@ async def read_body(request: Request) -> bytes:
 
 
 async def generated(
-    request: Request, engine: SamplingEngine, prompts: Sequence[list[int]], params: SamplingParams
+    request: Request,
+    engine: SamplingEngine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    branches: Sequence[PromptPath] = (),
 ) -> list[GenerationResult]:
     """Return what the engine samples after each prompt; a client that hangs up ends the work.
+
+    `branches`: of the only prompt.
 
     Leaves the request's counts and trace data in its state. Raises as `SamplingEngine.submit`.
     """
@@ -121,13 +128,13 @@ async def generated(
     futures: list[Future[GenerationResult]] = []
     try:
         for prompt in prompts:
-            futures.append(engine.submit(prompt, params))  # noqa: PERF401 - those before one that is refused are cancelled
+            futures.append(engine.submit(prompt, params, branches=branches))  # noqa: PERF401 - those before one that is refused are cancelled
         results = await _unless_disconnected(request, futures)
     finally:
         for future in futures:
             future.cancel()  # no effect on one that is done
     request.state.generation = GenerationResult.merge(results)
-    request.state.input_tokens = sum(map(len, prompts))
+    request.state.input_tokens = sum(map(len, prompts)) + sum(len(path.own) for path in branches)
     return results
 
 

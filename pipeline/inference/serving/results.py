@@ -45,7 +45,8 @@ TokenListener = Callable[[SampledToken], None]
 class GenerationResult:
     """The samples of one request, and its prompt's logprobs if they were requested.
 
-    When it was queued, joined the batch (None: never) and ended, by `time.perf_counter_ns`.
+    When it was queued, joined the batch (None: never) and ended, by `time.perf_counter_ns`. `branch_logprobs`: of the
+    own tokens of each branch.
     """
 
     samples: list[SampleResult]
@@ -53,6 +54,7 @@ class GenerationResult:
     queued_ns: int
     joined_ns: int | None
     ended_ns: int
+    branch_logprobs: Sequence[PromptLogprobs] = ()
 
     @classmethod
     def merge(cls, results: Sequence[GenerationResult]) -> GenerationResult:

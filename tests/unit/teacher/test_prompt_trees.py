@@ -30,6 +30,13 @@ class Server:
     async def current(self):
         return self
 
+    async def prompt_tree_logprobs(self, paths, k):
+        self.requests.append([(list(path.own), path.shared) for path in paths])
+        await anyio.lowlevel.checkpoint()
+        if self.refused & {path.tokens for path in paths}:
+            raise self.error("no")
+        return [right(path.tokens, k, path.shared) for path in paths]
+
     async def prompt_top_logprobs(self, tokens, k, start=0):
         self.requests.append((list(tokens), start))
         await anyio.lowlevel.checkpoint()
@@ -63,8 +70,8 @@ def group(lab):
     return made.replace(sequences=sequences)
 
 
-async def score(server, group):
-    teacher = Teacher(SimpleNamespace(current=server.current), "m", None, K)
+async def score(server, group, **capabilities):
+    teacher = Teacher(SimpleNamespace(current=server.current), "m", None, K, **capabilities)
     return await teacher.score(group)
 
 
@@ -107,6 +114,32 @@ async def test_a_refused_path_costs_its_sequences_alone(group, refused, missing,
     server = Server(refused)
     check(await score(server, group), group, missing)
     assert server.requests[4:] == again
+
+
+async def test_a_server_that_scores_branches_has_one_request_and_each_distinct_token_once(group):
+    server = Server()
+    answer = await score(server, group, branches=True)
+    check(answer, group)
+    assert server.requests == [[([1, 2, 3, 4, 5], 0), ([7, 8], 4), ([6], 3), ([9, 9], 0)]]
+    assert answer.requested_tokens == 10
+
+
+@pytest.mark.parametrize("error", [DataError, UnreadableAnswerError])
+async def test_where_one_request_cannot_have_all_paths_each_has_its_own(group, error):
+    server = Server([[1, 2, 3, 4, 5]], error)
+    teacher = Teacher(SimpleNamespace(current=server.current), "m", None, K, branches=True)
+    for _ in range(3 if error is UnreadableAnswerError else 0):
+        with pytest.raises(UnreadableAnswerError):
+            await teacher.score(group)
+    server.requests.clear()
+    check(await teacher.score(group), group, [0])
+    assert len(server.requests[0]) == 4, "the tree"
+    assert sorted(server.requests[1:5]) == [
+        ([1, 2, 3, 4, 5], 0), ([1, 2, 3, 4, 7, 8], 4), ([1, 2, 3, 6], 3), ([9, 9], 0),
+    ]  # fmt: skip
+    assert server.requests[5:] == [([1, 2, 3, 4, 7, 8], 0)]
+    with pytest.raises(InfrastructureError):
+        await score(Server([[9, 9]], InfrastructureError), group, branches=True)
 
 
 async def test_an_unavailable_server_is_no_refusal_and_an_answer_without_sense_is_one_in_the_end(group):

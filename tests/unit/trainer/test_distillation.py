@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.inference.engines.reference.prompt_scoring import score_prompts
+from lachesis.pipeline.inference.engines.reference.prompt_scoring import PromptScorer
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.trainer.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.trainer.learner import Learner
@@ -43,9 +44,10 @@ def scored(student, teacher, generator):
     tokens, logprobs = sample(student, generator)
     length, prompt = tokens.shape[1], tokens.shape[1] - NEW_TOKENS
     with torch.no_grad():
-        answers = list(score_prompts(teacher.model, tokens.tolist(), [K] * len(tokens)))
+        paths = [PromptPath(tuple(row)) for row in tokens.tolist()]
+        answers = PromptScorer(teacher.model, max_tokens=8192).score(paths, [K] * len(paths))
     sequences = []
-    for row, answer, sampled in zip(tokens.tolist(), answers, logprobs.numpy(), strict=True):
+    for row, (answer, _), sampled in zip(tokens.tolist(), answers, logprobs.numpy(), strict=True):
         ids, topk = np.full((length, K), -1, np.int32), np.full((length, K + 1), -np.inf, np.float32)
         own = np.zeros(length, np.float32)
         for t in range(1, length):

@@ -3,7 +3,8 @@
 Any thread may call `submit` with prompt token ids and sampling parameters; it gets a future of `GenerationResult`.
 Guarantees:
 
-- Requests join and leave at token boundaries; the samples of one request share the reading of its prompt.
+- Requests join and leave at token boundaries; the samples of one request share the reading of its prompt, and so do its
+  prompt logprobs where one token is sampled.
 - Every token's logprob is that of the weights it was sampled with, and spans name those weights exactly. New weights
   take effect between two tokens; rows in flight are then read in again: no cache of old weights is ever mixed in.
 - The queue is bounded. A cancelled future's work is dropped at the next token.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
@@ -29,9 +30,10 @@ from lachesis.pipeline.inference.engines.reference.decoding_choice import choose
 from lachesis.pipeline.inference.engines.reference.graphed_call import GraphPool
 from lachesis.pipeline.inference.engines.reference.next_token import allowed_tokens, read_draw, row_settings
 from lachesis.pipeline.inference.engines.reference.placement import fitted
-from lachesis.pipeline.inference.engines.reference.prompt_scoring import score_prompts, top_logprobs
-from lachesis.pipeline.inference.engines.reference.requests import GenerationRequest, SampleRow, top_logprobs_of
+from lachesis.pipeline.inference.engines.reference.prompt_scoring import PromptScorer, top_logprobs
+from lachesis.pipeline.inference.engines.reference.requests import GenerationRequest, SampleRow
 from lachesis.pipeline.inference.engines.reference.token_sampler import TokenSampler
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
 from lachesis.pipeline.inference.serving.engine import EngineFullError
 from lachesis.pipeline.inference.serving.results import GenerationResult, TokenListener
@@ -45,6 +47,8 @@ __all__ = ["Engine"]
 
 class Engine:
     """A context manager: entering starts the thread, leaving ends it and fails unfinished requests."""
+
+    scores_branches = True
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Engine:
         self._weight_version = weight_version
         self._batch: DecodingBatch = choose_decoding(model, self.max_model_len)
         self._sampler = TokenSampler(GraphPool(self._batch.device))
-        self._score_apart = positions_change_at(model.config, self.max_model_len) is not None
+        self._scorer: PromptScorer | None = None
         self._rows: list[SampleRow] = []
         self._waiting: deque[GenerationRequest] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()
@@ -124,9 +128,15 @@ class Engine:
             raise InfrastructureError("the engine is not running.")
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, listener: TokenListener | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        listener: TokenListener | None = None,
+        branches: Sequence[PromptPath] = (),
     ) -> Future[GenerationResult]:
         """Queue a request. Cancel the future to drop its work. `listener` is called with each token.
+
+        `branches`: see `SamplingEngine.submit`.
 
         Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
         the engine does not run.
@@ -137,7 +147,12 @@ class Engine:
                 'an answer; vLLM can (kind = "vllm")'
             )
         limit = self._limit(prompt, params)
-        request = GenerationRequest(prompt, params, limit, stop=self._stop_strings(params), listener=listener)
+        for path in branches:
+            self._limit(path.tokens, params)
+        request = GenerationRequest(
+            prompt, params, limit, stop=self._stop_strings(params), listener=listener, branches=branches
+        )
+        self._check_top_logprobs(request)
         with self._changed:
             self.check_alive()
             self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
@@ -181,7 +196,15 @@ class Engine:
             return StopStrings(params.stop, whole)
         return StopStrings(params.stop, partial(self._decode, skip_special_tokens=True), whole)
 
-    def _limit(self, prompt: list[int], params: SamplingParams) -> int:
+    def _check_top_logprobs(self, request: GenerationRequest) -> None:
+        if request.top_logprobs > self.config.max_top_logprobs:
+            raise DataError(
+                f"logprobs and prompt_logprobs ask for {request.top_logprobs} logprobs of likeliest tokens "
+                f"({request.params.n} samples of at most {request.limit} tokens, a prompt of {request.prompt_tokens}); "
+                f"{self.config.max_top_logprobs} are the most: lower them, max_tokens or n."
+            )
+
+    def _limit(self, prompt: Sequence[int], params: SamplingParams) -> int:
         if not prompt:
             raise DataError("token_ids is empty; a prompt has at least one token.")
         if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
@@ -196,14 +219,7 @@ class Engine:
                 f"{len(prompt)} prompt tokens and max_tokens {params.max_tokens or 1} exceed the context of "
                 f"{self.max_model_len} tokens."
             )
-        limit = params.max_tokens or room
-        if (wanted := top_logprobs_of(prompt, params, limit)) > self.config.max_top_logprobs:
-            raise DataError(
-                f"logprobs and prompt_logprobs ask for {wanted} logprobs of likeliest tokens ({params.n} samples of at "
-                f"most {limit} tokens, a prompt of {len(prompt)}); {self.config.max_top_logprobs} are the most: lower "
-                "them, max_tokens or n."
-            )
-        return limit
+        return params.max_tokens or room
 
     # In the engine's thread
 
@@ -246,7 +262,7 @@ class Engine:
         with self._changed:
             while self._waiting:
                 request = self._waiting[0]
-                longest = max(longest, len(request.prompt))
+                longest = max(longest, request.prompt_tokens)
                 places = self.config.max_running_sequences - len(self._rows) - sum(len(r.rows) for r in joining)
                 too_long = joining and longest * (len(joining) + 1) > self.config.max_prefill_tokens
                 tops += request.top_logprobs
@@ -260,26 +276,57 @@ class Engine:
         for request in joining:
             request.joined_ns = joined_ns
         self._rows += [row for request in joining for row in request.rows]  # first, so that a failure reaches them
-        scored = [request for request in joining if request.params.prompt_logprobs is not None]
-        top_k = [request.params.prompt_logprobs or 0 for request in scored]
-        found = score_prompts(self._model, [r.prompt for r in scored], top_k, apart=self._score_apart)
-        for request, scores in zip(scored, found, strict=True):
-            request.prompt_logprobs = scores
-        self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
+        ended = self._score([request for request in joining if request.params.prompt_logprobs is not None])
+        if ended:
+            self._rows = [row for row in self._rows if row.request not in ended]
+            joining = [request for request in joining if request not in ended]
+            for request in ended:
+                request.finish()
+        if joining:
+            self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
 
-    def _next_token(self) -> None:
-        """Sample a token for every row, settle the rows that end, and read the token into the others."""
-        params = [row.request.params for row in self._rows]
-        uniform = [row.draw.random() for row in self._rows]
+    def _score(self, requests: list[GenerationRequest]) -> set[GenerationRequest]:
+        """Compute the prompt logprobs of the requests; return those that have ended, with a token each.
+
+        That token needs no second reading of the prompt.
+        """
+        if not requests:
+            return set()
+        if self._scorer is None:
+            apart = positions_change_at(self._model.config, self.max_model_len) is not None
+            self._scorer = PromptScorer(self._model, max_tokens=self.config.max_prefill_tokens, apart=apart)
+        top_k = [request.params.prompt_logprobs or 0 for request in requests for _ in request.paths]
+        found = iter(self._scorer.score([path for request in requests for path in request.paths], top_k))
+        rows: list[SampleRow] = []
+        logits: list[torch.Tensor] = []
+        for request in requests:
+            first, *branches = [next(found) for _ in request.paths]
+            request.scores = [scores.logprobs for scores in (first, *branches)]
+            if request.limit == 1:
+                rows += request.rows
+                logits += [first.next_logits] * len(request.rows)
+        if rows:
+            self._draw(rows, torch.stack(logits))
+        return {row.request for row in rows}
+
+    def _draw(self, rows: Sequence[SampleRow], logits_BV: torch.Tensor) -> list[int]:
+        """Sample a token for each row by its logits, and return them."""
+        params = [row.request.params for row in rows]
+        uniform = [row.draw.random() for row in rows]
         settings = row_settings([p.temperature for p in params], [p.top_p for p in params], uniform)
-        logprobs_BV, drawn = self._sampler(self._batch.logits, settings)
+        logprobs_BV, drawn = self._sampler(logits_BV, settings)
         tokens, logprobs = read_draw(drawn)
-        for index, row in enumerate(self._rows):
+        for index, row in enumerate(rows):
             top_k = row.request.params.logprobs
-            top = top_logprobs(logprobs_BV[index], top_k) if top_k else []
+            top = top_logprobs(logprobs_BV[index : index + 1], top_k)[0] if top_k else []
             if row.request.params.sampling_mask:
                 row.record_allowed(allowed_tokens(logprobs_BV[index], row.request.params.top_p))
             row.append(tokens[index], logprobs[index], top, version=self._weight_version, end_tokens=self._eos)
+        return tokens
+
+    def _next_token(self) -> None:
+        """Sample a token for every row, settle the rows that end, and read the token into the others."""
+        tokens = self._draw(self._rows, self._batch.logits)
         going = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
         if len(going) < len(self._rows):
             self._retain(going)

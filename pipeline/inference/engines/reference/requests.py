@@ -11,23 +11,19 @@ import time
 from collections.abc import Container, Sequence
 from concurrent.futures import Future
 
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import FinishReason, PromptLogprobs, SamplingParams, WeightVersionSpan
 from lachesis.pipeline.inference.serving.results import GenerationResult, SampledToken, SampleResult, TokenListener
 from lachesis.pipeline.inference.serving.text import StopStrings
 
-__all__ = ["GenerationRequest", "SampleRow", "top_logprobs_of"]
-
-
-def top_logprobs_of(prompt: Sequence[int], params: SamplingParams, limit: int) -> int:
-    """Return how many logprobs of likeliest tokens a request may end with, of `limit` new tokens a sample."""
-    return params.n * limit * (params.logprobs or 0) + len(prompt) * (params.prompt_logprobs or 0)
+__all__ = ["GenerationRequest", "SampleRow"]
 
 
 class GenerationRequest:
     """A prompt with its sampling parameters, `params.n` rows and the future of its result.
 
     `limit`: new tokens of a row at most. `stop`: of `params`, None if there are none. `listener`: is called with each
-    token.
+    token. `branches`: paths that are scored with the prompt.
     """
 
     def __init__(
@@ -38,16 +34,23 @@ class GenerationRequest:
         *,
         stop: StopStrings | None = None,
         listener: TokenListener | None = None,
+        branches: Sequence[PromptPath] = (),
     ) -> None:
         self.prompt = prompt
+        self.paths = [PromptPath(tuple(prompt)), *branches]
+        self.prompt_tokens = sum(len(path.own) for path in self.paths)
         self.params = params
         self.limit = limit
         self.stop = stop
-        self.top_logprobs = top_logprobs_of(prompt, params, limit)
+        self.top_logprobs = params.n * limit * (params.logprobs or 0) + self.prompt_tokens * (
+            params.prompt_logprobs or 0
+        )
+        """Logprobs of likeliest tokens that it may end with."""
         self.stop_tokens = frozenset(params.stop_token_ids)
         self.listener = listener
         self.future: Future[GenerationResult] = Future()
-        self.prompt_logprobs: PromptLogprobs | None = None
+        self.scores: list[PromptLogprobs] | None = None
+        """Of the own tokens of each of `paths`, if they are requested."""
         self.queued_ns = time.perf_counter_ns()
         self.joined_ns: int | None = None
         seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
@@ -61,8 +64,10 @@ class GenerationRequest:
         if self.future.set_running_or_notify_cancel():
             samples = [row.result() for row in self.rows]
             ended_ns = time.perf_counter_ns()
+            prompt_logprobs = None if self.scores is None else self.scores[0]
+            branches = (self.scores or [])[1:]
             self.future.set_result(
-                GenerationResult(samples, self.prompt_logprobs, self.queued_ns, self.joined_ns, ended_ns)
+                GenerationResult(samples, prompt_logprobs, self.queued_ns, self.joined_ns, ended_ns, branches)
             )
 
 

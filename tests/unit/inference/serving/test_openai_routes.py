@@ -292,9 +292,9 @@ async def test_a_client_that_hangs_up_ends_the_work(http, engine, stream):
     began = anyio.Event()
     original = engine.submit
 
-    def submitted(*given):
+    def submitted(*given, **named):
         began.set()
-        future = original(*given)
+        future = original(*given, **named)
         futures.append(future)
         return future
 

@@ -301,7 +301,7 @@ def test_prompts_that_cannot_be_scored_fail_their_request(start_engine, monkeypa
     def fails(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("lachesis.pipeline.inference.engines.reference.engine.score_prompts", fails)
+    monkeypatch.setattr("lachesis.pipeline.inference.engines.reference.engine.PromptScorer.score", fails)
     with start_engine() as engine, pytest.raises(InfrastructureError, match="out of memory"):
         engine.submit([1], SamplingParams(prompt_logprobs=0)).result(WAIT)
 
