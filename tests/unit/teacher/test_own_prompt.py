@@ -67,19 +67,22 @@ def a_group(lab, policy):
     return group.replace(sequences=sequences, messages=talks, task=TASK), rows, masks, prompt
 
 
-async def score(url, group, *, top_k=0, prompt=TEMPLATE):
+async def score(url, group, *, top_k=0, prompt=TEMPLATE, branches=True):
     async with InferenceClient(ClientConfig(url=url), token=KEY) as client:
 
         async def current():
             return client
 
-        return await Teacher(SimpleNamespace(current=current), "m", None, top_k, prompt).score(group)
+        return await Teacher(SimpleNamespace(current=current), "m", None, top_k, prompt, branches=branches).score(group)
 
 
-async def test_sampled_tokens_have_the_logprobs_of_transformers_after_the_prompt_with_the_answer(lab, policy, url):
+@pytest.mark.parametrize("branches", [True, False])
+async def test_sampled_tokens_have_the_logprobs_of_transformers_after_the_prompt_with_the_answer(
+    lab, policy, url, branches
+):
     group, rows, masks, prompt = a_group(lab, policy)
     own = rendered(policy, "2+2? It is {4}.")
-    answer = await score(url, group, top_k=3)
+    answer = await score(url, group, top_k=3, branches=branches)
     assert answer.missing == [2]
     assert "sequence 2: its first tokens are not what the chat template makes" in answer.reason
     assert (answer.prompt_digest, answer.weights) == (TEMPLATE.digest, ["default"])
