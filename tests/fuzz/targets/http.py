@@ -21,6 +21,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
 from lachesis.pipeline.inference.engines.reference.app import build_app
 from lachesis.pipeline.inference.engines.reference.engine import Engine
+from lachesis.pipeline.inference.prompt_tree import PromptPath
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.model.policy import build_tiny_policy
 from lachesis.pipeline.model.tensors import policy_tensors, policy_version
@@ -43,6 +44,7 @@ _GENERATED = {
         }
     ],
     "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}],
+    "branch_logprobs": [[{"6": {"logprob": -1.0, "rank": 1}}]],
 }  # fmt: skip
 _PROBED = {**_GENERATED, "prompt_logprobs": [None, *({str(t): {"logprob": -1.0}} for t in (5, 5, 6))]}
 _GOOD = {
@@ -94,6 +96,14 @@ class _Server:
         posts = [
             ("/inference/v1/generate", {"token_ids": [1, 9, 9], "sampling_params": _SAMPLING, "output_mode": "text"}),
             ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 2}, "request_id": "r"}),
+            (
+                "/inference/v1/generate",
+                {
+                    "token_ids": [1, 9, 9],
+                    "branches": [{"shared": 2, "token_ids": [7, 8]}, {"shared": 3, "token_ids": [5]}],
+                    "sampling_params": {"max_tokens": 1, "prompt_logprobs": 2},
+                },
+            ),
             ("/tokenize", {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}),
             ("/tokenize", {"prompt": "hello", "add_special_tokens": False, "model": "m"}),
             ("/detokenize", {"tokens": [5, 6, 7], "model": "m"}),
@@ -172,3 +182,5 @@ async def _take(name: str, answer: bytes) -> None:
                 assert (sample.token_ids >= 0).all()
             logprobs = await client.prompt_logprobs([4, 5])
             assert len(logprobs) == 2
+            tree = await client.prompt_tree_logprobs([PromptPath((4, 5)), PromptPath((4, 6), 1)], 2)
+            assert [one.ids.shape for one in tree] == [(2, 2), (1, 2)]
