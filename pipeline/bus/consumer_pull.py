@@ -20,12 +20,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from lachesis.pipeline.bus.server_link import ServerLink, backoff_s, status_of
+from lachesis.pipeline.common.ticks import seconds_to_tick
 from lachesis.pipeline.errors import AccessError, InfrastructureError
 
 __all__ = ["AckMetadata", "ConsumerPull", "weight"]
 
-_HEARTBEAT_S = 1.0  # three missing ones, and the consumer is taken to be gone with its server
-_EXPIRES_S = 20.0
+_HEARTBEAT_S = 2.0  # two missing ones, and the consumer is taken to be gone with its server
+_EXPIRES_S = 20.0  # and to the next full second, so that the next request is made, and its heartbeats come, at a tick
 _NS = 1_000_000_000
 _HEADER_ALLOWANCE = 256
 _UNSENT_HEADER = "Nats-Pending-Messages"
@@ -189,7 +190,7 @@ class ConsumerPull:
                     self._is_empty = True
                     if not await self._link.send(subject, msgspec.json.encode(request), reply=self._current):
                         return
-            silence = 3 * _HEARTBEAT_S - (anyio.current_time() - self._heard) if self._requested else None
+            silence = 2 * _HEARTBEAT_S - (anyio.current_time() - self._heard) if self._requested else None
             if silence is not None and silence <= 0:
                 return  # the request was lost with the server or the leader that held it
             with anyio.move_on_after(pause or silence):
@@ -204,7 +205,8 @@ class ConsumerPull:
         if self._gathers:
             request["no_wait"] = True
         else:
-            request |= {"expires": int(_EXPIRES_S * _NS), "idle_heartbeat": int(_HEARTBEAT_S * _NS)}
+            expires_s = _EXPIRES_S + seconds_to_tick(1.0)
+            request |= {"expires": int(expires_s * _NS), "idle_heartbeat": int(_HEARTBEAT_S * _NS)}
         if self._max_bytes is not None:
             room = self._max_bytes - self._held_bytes
             if self._too_small is not None and not self._held_messages:

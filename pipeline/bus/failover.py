@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.diagnosis import explain, try_stream_info
 from lachesis.pipeline.bus.replies import error_in, has_quorum
 from lachesis.pipeline.bus.server_link import ServerLink, is_no_responder
 from lachesis.pipeline.bus.server_waits import ServerWait
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.schemas.subjects import LEDGER, stream_name
 
 __all__ = ["LEAVE_AFTER_S", "Failover"]
@@ -27,6 +28,7 @@ LEAVE_AFTER_S = 5.0
 """A wait for the server that lasts longer has the server examined, and left if it is cut off. Electing a new leader
 takes 4 to 6 s, and asking the other servers sooner would only burden them."""
 _PROBE_INTERVAL_S = (0.5, 1.5)
+_ALONE_INTERVAL_S = 1.0
 _ASK_INTERVAL_S = (3.0, 5.0)  # between two questions whether the server serves, though nothing waits for it
 _PROBE_S = 3.0
 _ANSWER_S = 1.0
@@ -59,7 +61,7 @@ class Failover:
         """Watch until cancelled, or until the connection has failed for good."""
         try:
             while self._link.failure is None:
-                await anyio.sleep(random.uniform(*_PROBE_INTERVAL_S))
+                await self._pause()
                 if not self._link.is_up:
                     continue  # the client is looking for a server already
                 await self._ask_whether_served()
@@ -70,6 +72,12 @@ class Failover:
                     await self._leave(stall.stream)
         finally:
             self._end_unserved()  # no loop would notice any more that the server serves again
+
+    async def _pause(self) -> None:
+        if len(self._link.nc.servers) < 2:
+            await sleep_until_tick(_ALONE_INTERVAL_S)  # there is nothing to probe, so nothing to spread
+        else:
+            await anyio.sleep(random.uniform(*_PROBE_INTERVAL_S))
 
     async def _ask_whether_served(self) -> None:
         """Count it as a wait if the server does not serve: tasks that only read or listen there receive nothing, and

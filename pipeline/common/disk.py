@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.common.fsync import partial_of
 from lachesis.pipeline.common.os_errors import errno_of
+from lachesis.pipeline.common.ticks import sleep_until_tick
 
 __all__ = [
     "SHORTAGES",
@@ -249,6 +250,6 @@ class DeferredFile:
 async def retry_until_room(*files: DeferredFile) -> None:
     """Write what is late of `files` when there is room for it. Runs until cancelled."""
     while True:
-        await anyio.sleep(RETRY_S)
+        await sleep_until_tick(RETRY_S)
         for file in files:
             file.retry()

@@ -13,10 +13,9 @@ import sys
 import threading
 from collections import deque
 
-import anyio
-
 from lachesis.pipeline.common.disk import is_disk_full
 from lachesis.pipeline.common.safe_text import SafeOutput
+from lachesis.pipeline.common.ticks import sleep_until_tick
 
 __all__ = ["BufferedOutput", "flush_output", "keep_output"]
 
@@ -122,6 +121,6 @@ def keep_output() -> None:
 async def flush_output() -> None:
     """Write once a second what was kept and has room now. Runs until cancelled."""
     while True:
-        await anyio.sleep(1.0)
+        await sleep_until_tick(1.0)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -16,6 +16,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.boottime import SURE_SHARE, boottime_s
+from lachesis.pipeline.common.ticks import seconds_to_tick, sleep_until_tick
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.runtime.process_note import ProcessNote, read_notes
 from lachesis.pipeline.runtime.service import Service
@@ -28,7 +29,7 @@ __all__ = ["ProducerLeases", "leases_of"]
 
 _REQUEST_TIMEOUT_S = 5.0
 _WAIT_S = 1.0
-"""For so long the governor may keep a request for a lease, until there is room."""
+"""For so long the governor may keep a request for a lease, until there is room; at most, since it ends at a tick."""
 _DEFAULT_RETRY_S = 0.5
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
@@ -72,7 +73,9 @@ class ProducerLeases:
                 if self._service.draining.is_set():
                     return None
                 alone = self._queue.at_once == 1
-                lease, retry_s = await self.request_lease(sequences, size, calls, wait_s=_WAIT_S if alone else 0.0)
+                lease, retry_s = await self.request_lease(
+                    sequences, size, calls, wait_s=seconds_to_tick(_WAIT_S) if alone else 0.0
+                )
                 self._queue.record(granted=lease is not None)
                 if lease is not None:
                     return lease
@@ -221,7 +224,7 @@ class ProducerLeases:
         """
         limiter = anyio.CapacityLimiter(_MAX_REQUESTS)
         while True:
-            await anyio.sleep(self.renew_s)
+            await sleep_until_tick(self.renew_s)
             async with anyio.create_task_group() as tasks:
                 for lease, request in self._held.items():
                     tasks.start_soon(self._renew_one, lease, request, limiter)

@@ -31,6 +31,7 @@ from lachesis.pipeline.bus.newer_writers import confirm_newer_value
 from lachesis.pipeline.calls.recorder import CallRecorder
 from lachesis.pipeline.common.call_times import LOOK_S
 from lachesis.pipeline.common.sampling_agreement import MASK_COLUMN
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_untrainable
 from lachesis.pipeline.common.user_code import log_failure, refuse_ending
 from lachesis.pipeline.environment.config import CollectConfig, EnvironmentConfig
@@ -454,7 +455,7 @@ class _Producer:
                 mend=HOOK_CURE,
             )
             self._end_hanging()
-            await anyio.sleep(LOOK_S)
+            await sleep_until_tick(LOOK_S)
 
     async def _draw(self) -> GroupTask | None:
         """Draw an item by the curriculum, or claim the next one of the epoch; None when the service drains before."""

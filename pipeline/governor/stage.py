@@ -24,6 +24,7 @@ from lachesis.pipeline.bus.disk_room import KEEP_FREE_BYTES
 from lachesis.pipeline.bus.last_event import decode_owned, read_last_event
 from lachesis.pipeline.bus.skipped_messages import read_skipped
 from lachesis.pipeline.common.disk import disk_room
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import DamagedError, FencedError, InfrastructureError, NotFoundError
 from lachesis.pipeline.governor.left_behind import LeftBehind
 from lachesis.pipeline.governor.logic import Governor
@@ -387,7 +388,7 @@ class _Follower:
                 await self._mark_ends(found, asked_s)
             self.show()
             await self.publish_status()
-            await anyio.sleep(_USAGE_S)
+            await sleep_until_tick(_USAGE_S)
 
     async def _mark_ends(self, found: Mapping[str, StreamUsage], asked_s: float) -> None:
         """Write the ends of the streams, unless one went back. Raises `HistoryLostError` if one did."""

@@ -9,11 +9,11 @@ is kept from training are left out, since an alert reports that.
 import time
 from contextlib import aclosing
 
-import anyio
 import httpx
 import msgspec
 
 from lachesis.pipeline.common.background_tasks import background
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.webhook import RETRIES, TIMEOUT_S, post_to_webhook
 from lachesis.pipeline.notices.board import NoticeBoard
@@ -71,7 +71,7 @@ class NoticeWebhook:
                 begun, ended = self._changes.update(self._notices(), time.monotonic())
                 if begun or ended:
                     await self._send(http, begun, ended)
-                await anyio.sleep(_LOOK_S)
+                await sleep_until_tick(_LOOK_S)
 
     async def _listen(self) -> None:
         async with aclosing(listen_to_heartbeats(self._service.bus, self._service.run)) as beats:

@@ -17,6 +17,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.common.background_tasks import background
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.evaluator.evaluation_reader import decode_evaluation
 from lachesis.pipeline.health.ledger_reader import LEDGER_REPAIR_HINT, LedgerReader
@@ -91,7 +92,7 @@ async def _watch_ledger(service: Service, settings: HealthSettings, writers: Seq
                 if not service.draining.is_set():
                     raise
                 return  # the next start finds it again
-        await anyio.sleep(_LEDGER_S)
+        await sleep_until_tick(_LEDGER_S)
 
 
 def _show_ledger(

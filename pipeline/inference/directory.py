@@ -24,6 +24,7 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.call_times import LOOK_S, CallTimes
 from lachesis.pipeline.common.private_file import given_token, shared_token
 from lachesis.pipeline.common.secrets import without_secrets
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import DamagedError
 from lachesis.pipeline.inference.answered_requests import AnsweredRequests
 from lachesis.pipeline.inference.client import InferenceClient
@@ -291,4 +292,4 @@ async def _report_slow(times: CallTimes, report: Callable[[str | None, bool], No
             report(None, False)
         else:
             report(f"{late.what} does not answer: {late.describe('requests')}", late.are_all)
-        await anyio.sleep(LOOK_S)
+        await sleep_until_tick(LOOK_S)

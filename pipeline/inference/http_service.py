@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.inference.directory import (
     InferenceDirectory,
@@ -81,7 +82,7 @@ async def serve_role(
                 check_alive()
             except InfrastructureError as error:
                 raise StartupError(f"inference.{role}: {error}") from error
-            await anyio.sleep(1.0)
+            await sleep_until_tick(1.0)
 
     async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:
         await own.use(url, control_token(settings.folder, role))

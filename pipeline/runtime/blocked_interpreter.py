@@ -16,15 +16,16 @@ from contextlib import contextmanager
 from typing import Final
 
 from lachesis.pipeline.common.code_place import holding_place
+from lachesis.pipeline.common.ticks import seconds_to_tick
 from lachesis.pipeline.notices.silence import HELD_CURE
 from lachesis.pipeline.runtime.process_note import ProcessNote, read_note
 from lachesis.pipeline.runtime.slow_code import SlowCode
 
 __all__ = ["HOLD_S", "INTERPRETER_HOLDS", "InterpreterHolds", "held_place"]
 
-HOLD_S: Final = 1.0
+HOLD_S: Final = 1.5
 """Seconds for which no thread gets the interpreter, from which on it counts as held."""
-_ARM_S = 0.4
+_ARM_S = 1.0
 _LATE_S = 0.5
 """Seconds after the timer's end at which its thread must have written: one that is later did not run itself."""
 _NOTE = "held"
@@ -61,7 +62,7 @@ class InterpreterHolds:
             self._note = None
 
     def _watch(self, note: ProcessNote, ended: threading.Event) -> None:
-        while not ended.wait(_ARM_S):
+        while not ended.wait(seconds_to_tick(_ARM_S)):
             armed_s, armed_ns, delayed_ns = self._armed_s, self._armed_ns, self._delayed_ns
             if self._is_overdue():
                 self._ended_s = time.monotonic()

@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.code_place import is_idle_loop, is_own_code, place_of, stack_of
+from lachesis.pipeline.common.ticks import seconds_to_tick, sleep_until_tick
 from lachesis.pipeline.notices.silence import HELD_CURE
 from lachesis.pipeline.runtime.blocked_interpreter import INTERPRETER_HOLDS
 from lachesis.pipeline.runtime.slow_code import SlowCode
@@ -131,12 +132,12 @@ class _Speaker:
             self._service.set_problem("slow code on the loop", self._unknown.slow.describe(now_s), mend=LOOP_CURE)
             held = INTERPRETER_HOLDS.describe()
             self._service.set_problem("Python held", held, mend=HELD_CURE)
-            await anyio.sleep(_TICK_S)
+            await sleep_until_tick(_TICK_S)
 
     def run(self) -> None:
         """Look at the loop until `ended`."""
         looked_s = time.monotonic()
-        while not self.ended.wait(_TICK_S):
+        while not self.ended.wait(seconds_to_tick(_TICK_S)):
             if time.monotonic() - looked_s >= _TICK_S + SPEAKS_AFTER_S:
                 self._resumed_s = time.monotonic()
             if self._held() is not None:

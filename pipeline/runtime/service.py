@@ -22,6 +22,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newer_writers import follow_writers
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.disk import SHORTAGES
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import InfrastructureError, StartupError, StreamFullError, UnreadableAnswerError
 from lachesis.pipeline.notices.facts import held_up_by
 from lachesis.pipeline.runtime.blocked_loop import LoopHolders
@@ -287,7 +288,7 @@ async def open_service(
         while True:
             await service.heartbeat()
             service.touch_alive_file()
-            await anyio.sleep(HEARTBEAT_S)
+            await sleep_until_tick(HEARTBEAT_S)
 
     async def announce() -> None:
         await service.started.wait()

@@ -15,6 +15,7 @@ import msgspec
 
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.call_times import LOOK_S
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.common.trainability import TrainerLimits, TrainerReads, why_nothing_to_train, why_untrainable
 from lachesis.pipeline.errors import DamagedError, InfrastructureError
 from lachesis.pipeline.promotion.record import ActivePromotion
@@ -154,7 +155,7 @@ async def _report_late(service: Service, scorers: Callable[[], Sequence[Environm
         for rater in named - found.keys():
             service.set_problem(f"{rater} late", None)
         named = set(found)
-        await anyio.sleep(LOOK_S)
+        await sleep_until_tick(LOOK_S)
 
 
 class _UnratedReport:

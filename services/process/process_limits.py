@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
-
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.runtime.service import Service
 
 __all__ = ["FILES_CURE", "ReachedLimit", "has_all_files_open", "reached_limits", "report_limits"]
@@ -56,7 +55,7 @@ async def report_limits(service: Service) -> None:
                 service.set_problem(topic, None)
             else:
                 service.set_problem(topic, f"{service.name} {one.text}", mend=one.mend)
-        await anyio.sleep(_LOOK_S)
+        await sleep_until_tick(_LOOK_S)
 
 
 def reached_limits() -> Iterator[ReachedLimit]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import anyio
-
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.common.installation import install_command
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, StartupError
 from lachesis.pipeline.telemetry.clock import Clock
@@ -79,4 +78,4 @@ async def follow_clock(bus: Bus, clock: Clock) -> None:
         if found:
             took_ns, sent_ns, server_ns = min(found)
             clock.measured(sent_ns, sent_ns + took_ns, server_ns)
-        await anyio.sleep(_CLOCK_S)
+        await sleep_until_tick(_CLOCK_S)

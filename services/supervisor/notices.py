@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.disk_room import StoreFinding
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
 from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop, process_state
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.notices.board import NoticeBoard
@@ -115,7 +116,7 @@ class RunNotices:
         """Look at the run once a second, until `conclude`."""
         while not self._is_over:
             await self._check_run()
-            await anyio.sleep(_LOOK_S)
+            await sleep_until_tick(_LOOK_S)
 
     async def watch_server(self, bus: NatsBus) -> None:
         """Ask the server again and again whether it answers, and what is used up. Runs until cancelled."""
@@ -137,7 +138,7 @@ class RunNotices:
                     with anyio.move_on_after(_ANSWER_S), suppress(LachesisError):
                         found = await find_exhaustion(bus, self._config, (*subjects.STREAMS, subjects.BUCKET))
                         self._board.report("exhaustion", exhaustion_notices(found))
-            await anyio.sleep(_PROBE_S)
+            await sleep_until_tick(_PROBE_S)
 
     def _server_notice(self, bus: NatsBus, error: str, answered_ns: int) -> Notice:
         pid = self._server_pid()

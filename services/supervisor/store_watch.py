@@ -14,6 +14,7 @@ import anyio.to_thread
 from lachesis.pipeline.bus.disk_room import RESTART_BYTES, StoreFinding, StoreLogReader, assess, stored_bytes
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.common.disk import disk_room
+from lachesis.pipeline.common.ticks import sleep_until_tick
 
 __all__ = ["watch_store"]
 
@@ -37,7 +38,7 @@ async def watch_store(server: EmbeddedServer, budget_bytes: int, report: Callabl
     watch = _DiskWatch(server, budget_bytes, report)
     while True:
         await watch.check_disk()
-        await anyio.sleep(_PERIOD_S)
+        await sleep_until_tick(_PERIOD_S)
 
 
 class _DiskWatch:

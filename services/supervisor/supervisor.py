@@ -34,6 +34,7 @@ from lachesis.pipeline.common.late_output import flush_output
 from lachesis.pipeline.common.machine_memory import MemoryKills
 from lachesis.pipeline.common.outages import EXHAUSTED
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError, StartupError
 from lachesis.pipeline.extension import HeldSocket, load_place
@@ -477,7 +478,7 @@ class Supervisor:
     async def _end_hung(self) -> None:
         """Kill each process that is hung, so that it is started again."""
         while True:
-            await anyio.sleep(_LOOK_S)
+            await sleep_until_tick(_LOOK_S)
             self._memory_kills.poll(time.monotonic())
             for row in self.running if self._phase in {"starting", "running"} else ():
                 process = row.process
@@ -508,7 +509,7 @@ class Supervisor:
                 found = held.check(silent_s, renewing)
                 for row in self.running:
                     row.held = "" if row.process is None else found.get(row.process.pid, "")
-                await anyio.sleep(_LOOK_S)
+                await sleep_until_tick(_LOOK_S)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase

@@ -28,7 +28,7 @@ def stale_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return made[0]
 
     monkeypatch.setattr(StreamReader, "_create", behind)
-    monkeypatch.setattr(consumer_pull, "_EXPIRES_S", 2.0)
+    monkeypatch.setattr(consumer_pull, "_EXPIRES_S", 4.0)
     return made
 
 
@@ -45,7 +45,7 @@ async def test_a_read_does_not_end_where_a_lagging_replica_ends(nats_bus: NatsBu
 
 
 async def test_a_read_ends_when_the_rest_was_deleted(nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_pull, "_EXPIRES_S", 2.0)
+    monkeypatch.setattr(consumer_pull, "_EXPIRES_S", 4.0)
     for i in range(20):
         await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
     reader = StreamReader(
