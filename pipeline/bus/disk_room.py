@@ -113,6 +113,8 @@ class StoreLogReader:
     def read_on(self) -> None:
         """Take in what was written since."""
         try:
+            if self._path.stat().st_size == self._read:
+                return
             with self._path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read:
                     self._read = 0  # it was cut

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
 import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -18,6 +17,7 @@ from lachesis.pipeline.common.disk import write_when_room
 from lachesis.pipeline.common.fsync import fsync, replace_file
 from lachesis.pipeline.common.secrets import without_secrets
 from lachesis.pipeline.common.small_files import read_small_file
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import HistoryLostError, InfrastructureError, StartupError
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS
@@ -55,7 +55,8 @@ STORE_FILE = "store.json"
 """In a run's folder: which streams its history is in (`StoreRecord`)."""
 _MEMORIES = (STORE_FILE, MARKS_FILE, CHECKPOINTS, "metrics.jsonl")
 """Any of them in a folder says that the run was here."""
-_KEEP_S = 1.0
+_KEEP_S, _MAX_KEEP_S = 1.0, 5.0
+"""Between two looks at the streams that are empty so far; longer while they stay empty."""
 
 log = logging.getLogger("lachesis")
 
@@ -126,16 +127,17 @@ async def refuse_unknown_history(bus: NatsBus, config: RunConfig) -> None:
 
 async def keep_record(bus: NatsBus, config: RunConfig) -> None:
     """Let the folder remember of each stream that it has held messages. Runs until all have."""
-    record = _read(config)
+    record, pause_s = _read(config), _KEEP_S
     while record is not None and len(record.filled) < len(record.streams) and config.path.is_dir():
         with suppress(InfrastructureError, OSError):
             missing = [kind for kind in record.streams if kind not in record.filled]
             found = to_record(config.run, await find_streams(bus, missing))
             filled = [kind for kind in record.streams if kind in {*record.filled, *found.filled}]
             if filled != record.filled:
-                record = record.replace(filled=filled)
+                record, pause_s = record.replace(filled=filled), _KEEP_S
                 await _write(config, record)
-        await anyio.sleep(_KEEP_S)
+        await sleep_until_tick(pause_s)
+        pause_s = min(pause_s + _KEEP_S, _MAX_KEEP_S)
 
 
 async def check_store(bus: NatsBus, config: RunConfig) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.schemas.notices import Notice
 
 __all__ = ["OLD_SUFFIX", "LogLimit", "cut_log", "read_tail"]
@@ -24,7 +25,7 @@ OLD_SUFFIX = ".old"
 """What the newest lines of a log that was cut are kept under, beside it."""
 _KEPT_SHARE = 4
 """A cut log keeps one part in so many."""
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 _SAID_S = 60.0
 """Seconds for which a log that was cut is reported."""
 _MAX_TAIL_BYTES = 1 << 20
@@ -36,10 +37,10 @@ def cut_log(file: Path, limit_bytes: int) -> int:
     Returns how many bytes it had; 0: it was not cut.
     """
     try:
+        if file.stat().st_size <= limit_bytes:
+            return 0
         with file.open("r+b") as opened:
             size = opened.seek(0, os.SEEK_END)
-            if size <= limit_bytes:
-                return 0
             opened.seek(size - limit_bytes // _KEPT_SHARE)
             newest = opened.read(limit_bytes // _KEPT_SHARE)
             half_line, _, whole_lines = newest.partition(b"\n")
@@ -87,7 +88,7 @@ class LogLimit:
             for name in await anyio.to_thread.run_sync(self._cut_all):
                 self._record(name, time.monotonic())
             report(self.notices(time.monotonic()))
-            await anyio.sleep(_LOOK_S)
+            await sleep_until_tick(_LOOK_S)
 
     def _cut_all(self) -> list[str]:
         """Cut what is too long, and return the names of the processes whose logs that were."""
