@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import anyio
-
 from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.calls.open_groups import OpenGroups
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import FencedError, InfrastructureError
 from lachesis.pipeline.retention import retention_floor
 from lachesis.pipeline.retention.budget import Budget
@@ -75,7 +74,7 @@ class HistoryTrimmer:
                 self._service.set_problem(
                     "trimming", f"nothing is trimmed: a record that limits it cannot be read: {error}"
                 )
-            await anyio.sleep(_PERIOD_S)
+            await sleep_until_tick(_PERIOD_S)
 
     # deletion that does not depend on room
 
@@ -102,6 +101,15 @@ class HistoryTrimmer:
         await update_record(self._bus, self._service.run, lambda old: old.with_orphans(stream, seqs))
 
     async def _trim_calls(self) -> None:
+        """Delete calls of conversations that are at their end, or were left behind for long."""
+        if self._conversations:
+            await self._drop_conversations()
+        else:
+            await self._delete_calls()
+        self.metrics["flow/conversations"] = len(self._conversations)
+        self.metrics["flow/conversations_dropped"] = self._conversations.dropped
+
+    async def _drop_conversations(self) -> None:
         """Delete calls of conversations that are at their end, or were left behind for long.
 
         If the stream is too full all the same, conversations are given up: those left behind first, the oldest before
@@ -118,8 +126,6 @@ class HistoryTrimmer:
         short, gone = max(0, short - gone), 0
         while gone < max(excess, short) and self._conversations.drop_oldest(leased=gone < excess):
             gone += await self._delete_calls()
-        self.metrics["flow/conversations"] = len(self._conversations)
-        self.metrics["flow/conversations_dropped"] = self._conversations.dropped
 
     async def _delete_calls(self) -> int:
         """Delete what lies below the oldest conversation of each environment; return how many bytes went."""

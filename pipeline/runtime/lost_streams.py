@@ -11,7 +11,7 @@ from contextlib import suppress
 import anyio
 
 from lachesis.pipeline.bus.api import Bus, StreamUsage
-from lachesis.pipeline.errors import DamagedError, FencedError, HistoryLostError, NotFoundError
+from lachesis.pipeline.errors import DamagedError, FencedError, HistoryLostError, NotFoundError, leaves
 from lachesis.pipeline.runtime.service import Service
 from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
@@ -43,11 +43,19 @@ _NEVER_EMPTY = (BUCKET, LEDGER)
 
 async def find_streams(bus: Bus, kinds: Iterable[str] = (BUCKET, *STREAMS)) -> dict[str, StreamUsage]:
     """Return by kind those streams of the run that exist. Default: of all, the bucket among them."""
-    found = {}
-    for kind in kinds:
+    found: dict[str, StreamUsage | None] = dict.fromkeys(kinds)
+
+    async def find(kind: str) -> None:
         with suppress(NotFoundError):
             found[kind] = await bus.usage(kind)
-    return found
+
+    try:
+        async with anyio.create_task_group() as tasks:  # the requests leave together: both sides wake once for all
+            for kind in found:
+                tasks.start_soon(find, kind)
+    except BaseExceptionGroup as group:
+        raise leaves(group)[0] from group  # what one request meets, the others meet too
+    return {kind: usage for kind, usage in found.items() if usage is not None}
 
 
 def to_record(run: str, found: Mapping[str, StreamUsage]) -> StoreRecord:

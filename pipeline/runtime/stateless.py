@@ -28,6 +28,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.backoff import RetryPolicy
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.errors import InfrastructureError, NotFoundError
 from lachesis.pipeline.runtime.dead_letters import count_dead, dead_letter, publish_dead_letter
 from lachesis.pipeline.runtime.delivery_attempts import DeliveryAttempts
@@ -47,6 +48,8 @@ __all__ = ["StatelessStage", "StoredRollout", "run_stateless"]
 
 _MAX_ANNOTATIONS_PER_MESSAGE = 256
 _LAG_S = 1.0
+_IDLE_LAG_S = 3.0
+"""The same while nothing waits: what is stored then comes here, or to another replica, at once."""
 _REDELIVERY = RetryPolicy(first_s=1.0, longest_s=OUTAGE_POLICY.longest_s)
 """When a group that was given back is delivered again. At most the pause of a held group between two attempts: when the
 dependency is back, neither waits longer."""
@@ -360,4 +363,5 @@ class _Replica(Generic[Item]):
                 self.service.vitals.lag = lag.pending + lag.unacked
             except (InfrastructureError, NotFoundError):
                 self.service.vitals.lag = None  # unknown: the broker is away, or the consumer is gone
-            await anyio.sleep(_LAG_S)
+            is_idle = self.service.vitals.lag == 0 and not self.held
+            await sleep_until_tick(_IDLE_LAG_S if is_idle else _LAG_S)
