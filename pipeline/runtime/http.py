@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Self
 from urllib.parse import urlsplit
 
+import anyio
 import h11
 import uvicorn
 from starlette.datastructures import Headers
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lachesis.pipeline.common.loopback import is_loopback
+from lachesis.pipeline.common.ticks import seconds_to_tick
 from lachesis.pipeline.errors import StartupError
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.telemetry.performance import CallRecord
@@ -35,6 +37,7 @@ __all__ = [
 
 
 KEEP_ALIVE_S = 75
+_DATE_S = 1.0
 """Well above the 5 s after which common clients (httpx, and so OpenAI's and Anthropic's) drop a connection: one that
 the server closes first may be closed under a request that was just sent, which not every client sends again."""
 
@@ -227,6 +230,10 @@ class CancellableServer(uvicorn.Server):
 class HttpServer(CancellableServer):
     """A server inside a service, to be served by `serve_until_cancelled` with `stop_on_drain` beside it."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = anyio.Event()
+
     @classmethod
     def over(
         cls,
@@ -259,7 +266,21 @@ class HttpServer(CancellableServer):
     async def stop_on_drain(self, service: Service) -> None:
         """Stop once the service drains: requests under way have a while to end."""
         await service.draining.wait()
+        self.stop()
+
+    def stop(self) -> None:
+        """Let requests under way end, and no other begin."""
         self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`; once a second, renew the date of answers.
+
+        uvicorn's own loop looks ten times a second whether it should end.
+        """
+        while not await self.on_tick(0):
+            with anyio.move_on_after(seconds_to_tick(_DATE_S)):
+                await self._stopped.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

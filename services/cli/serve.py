@@ -120,7 +120,7 @@ async def _serve(model: ServedModel, settings: InferenceConfig, key_file: Path |
 
 async def _stop(server: "HttpServer", stopping: anyio.Event) -> None:
     await stopping.wait()
-    server.should_exit = True
+    server.stop()
 
 
 def _print(model: ServedModel, url: str, key_file: Path | None) -> None:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lachesis.pipeline.runtime import http as http_module
 from lachesis.pipeline.runtime.http import HttpServer, RequestCounter, listen
 from lachesis.pipeline.telemetry.performance import CallRecord
 
@@ -63,3 +64,16 @@ def test_a_connection_outlives_its_clients_patience() -> None:
     patience_s = httpx.AsyncClient()._transport._pool._keepalive_expiry  # type: ignore[attr-defined]
     server = HttpServer.over(Starlette(), head_s=1.0, grace_s=1)
     assert server.config.timeout_keep_alive > 2 * patience_s
+
+
+@pytest.mark.outside
+async def test_a_server_that_is_stopped_ends_at_once(monkeypatch) -> None:
+    """It waits for that, and does not look again and again whether it should end."""
+    monkeypatch.setattr(http_module, "_DATE_S", 1e6)
+    with listen("127.0.0.1", 0, "a.port") as listener, anyio.fail_after(60):
+        server = HttpServer.over(Starlette(), grace_s=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve_until_cancelled, [listener])
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
+                assert (await http.get("/")).headers["date"]
+            server.stop()

@@ -12,6 +12,7 @@ from lachesis.pipeline.common.background_tasks import background
 from lachesis.pipeline.common.loopback import LOOPBACK
 from lachesis.pipeline.common.paths import code_name
 from lachesis.pipeline.common.private_file import write_private
+from lachesis.pipeline.common.ticks import sleep_until_tick
 from lachesis.pipeline.extensions.atropos.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.extensions.atropos.gateway.config import GatewayConfig
 from lachesis.pipeline.extensions.atropos.gateway.curriculum import CurriculumWeights
@@ -69,7 +70,7 @@ async def _serve(
 
         def failed(error: LachesisError) -> None:
             errors.append(error)
-            server.should_exit = True
+            server.stop()
 
         gateway = Gateway(settings, store, policies, intake, weights, trainers=trainers, token=token, failed=failed)
         hosts = () if settings.http.host in LOOPBACK else None
@@ -119,14 +120,14 @@ async def _follow_governor(service: Service, gateway: Gateway) -> None:
 async def _give_back_overdue(gateway: Gateway, intake: Intake) -> None:
     while True:
         await intake.give_back_overdue(gateway.is_silent)
-        await anyio.sleep(_FIGURES_S)
+        await sleep_until_tick(_FIGURES_S)
 
 
 async def _set_figures(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
     while True:
         own = {"gateway/port": port, "gateway/refused": gateway.refused}
         service.vitals.metrics = own | intake.figures()
-        await anyio.sleep(_FIGURES_S)
+        await sleep_until_tick(_FIGURES_S)
 
 
 async def _report_silence(service: Service, gateway: Gateway, envs: list[str], url: str) -> None:
@@ -146,7 +147,7 @@ async def _report_silence(service: Service, gateway: Gateway, envs: list[str], u
             service.mark_ok()
         service.set_problem("environments", text if silent and not waits else None)
         service.set_problem("token", gateway.without_token.describe(anyio.current_time()), mend=mend)
-        await anyio.sleep(_FIGURES_S)
+        await sleep_until_tick(_FIGURES_S)
 
 
 def _silence_text(silent: list[str], gone: list[str], envs: int, url: str) -> str:
