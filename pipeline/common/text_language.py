@@ -1,6 +1,6 @@
 """Names the language of a text, by py3langid's model, which is loaded when it is first needed.
 
-Says nothing where it is not sure: of numbers, formulas, programs and a few words. The model takes some 80 MB of memory
+Says nothing where it is not sure: of numbers, formulas, programs and a few words. The model takes some 70 MB of memory
 and half a second, so it is loaded when the first text is looked at, and a process that looks at none has none of it.
 """
 
@@ -32,8 +32,12 @@ def language_of(text: str) -> str | None:
 
 @cache
 def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    from py3langid.langid import MODEL_DIR, MODEL_FILE, LanguageIdentifier
+    from py3langid.modelio import load_model
 
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    identifier.set_languages(set(identifier.labels) - _VARIETIES)
-    return identifier
+    weights, prior, languages, moves, rows, features = load_model(MODEL_DIR / MODEL_FILE)
+    known = [number for number, language in enumerate(languages) if language not in _VARIETIES]
+    return LanguageIdentifier(  # of these alone: one that is restricted later holds all of them as well
+        weights[:, known], prior[known], [languages[number] for number in known], moves, features,
+        norm_probs=True, tk_row=rows,
+    )  # fmt: skip
