@@ -185,14 +185,17 @@ class _ForkServer:
         self._door = door
         self._children: dict[int, int] = {}
         """The pid of each, by its pidfd."""
-        self._imported: dict[str, tuple[int, int] | None] = {}
+        self._imported: dict[bytes, tuple[int, int] | None] = {}
         self._outdated = False
         self._leaves_at = math.inf
         self._poll = select.poll()
 
     def serve(self) -> ForkRequest | None:
         """Fork until it is no longer needed. For what it returns see `serve_forks`."""
-        self._imported = _state_of(getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        # copies of the names, which lie together: to look at one is to write to its page, and the pages of the modules'
+        # own names are shared with the children
+        self._imported = _state_of(map(os.fsencode, filter(None, files)))
         gc.freeze()  # what is shared with the children stays shared
         self._welcome()
         while self._children or time.monotonic() < self._leaves_at:
@@ -271,10 +274,10 @@ class _ForkServer:
             socket.send_fds(self._requests, [msgspec.json.encode(message)], descriptors)
 
 
-def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
+def _state_of(files: Iterable[bytes]) -> dict[bytes, tuple[int, int] | None]:
     """Return by file what changes when its content does; None: it is not there."""
-    found: dict[str, tuple[int, int] | None] = {}
-    for file in filter(None, files):
+    found: dict[bytes, tuple[int, int] | None] = {}
+    for file in files:
         try:
             state = os.stat(file)  # noqa: PTH116 - of thousands of files
             found[file] = state.st_mtime_ns, state.st_size
