@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryKills", "free_on_machine", "give_back_memory", "half_of_free_memory", "out_of_memory_kills"]
+__all__ = [
+    "MemoryKills",
+    "free_on_machine",
+    "give_back_memory",
+    "half_of_free_memory",
+    "out_of_memory_kills",
+    "resident_bytes",
+]
 
 
 class _GroupFiles(NamedTuple):
@@ -36,6 +43,14 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process of this machine has, of which some may be shared; 0: not known."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
 
 
 def free_on_machine() -> int | None:

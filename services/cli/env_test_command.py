@@ -106,10 +106,12 @@ def env_test(
     Exits with 1 if a model gave no answer at all.
     """
     chosen = _environment(options, kind, env, params, max_new_tokens)
+    if not options.run and not server and not folder and (own := options.config().model) is not None:
+        folder = [Path(own)]
     if not options.run and not server and not folder:
         raise ConfigError(
-            "no model to ask: give --run NAME (a run's own server), --folder FOLDER (a local model), "
-            "--server URL --model NAME (any OpenAI-compatible server) or --server openrouter"
+            "no model to ask: the configuration has none; give --run NAME (a run's own server), --folder FOLDER (a "
+            "local model), --server URL --model NAME (any OpenAI-compatible server) or --server openrouter"
         )
     run = options.config() if options.run else None
     servers = ServerTargets(server or [], model or [], key_env)

@@ -29,6 +29,7 @@ from lachesis.pipeline.evaluator.logic.history import EnvEvaluations, Evaluation
 from lachesis.pipeline.evaluator.logic.rates import compare
 from lachesis.pipeline.extension import call_each
 from lachesis.pipeline.ledger.checkpoint_state import CHECKPOINTS, state_of
+from lachesis.pipeline.tasks.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.trainer.checkpoint_folder import point_to_best
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
@@ -165,7 +166,7 @@ def describe_evaluation(config: RunConfig) -> str:
         return f"evaluated every {plan.every_steps} steps: {names}"
     return (
         f"held out of training and evaluated every {plan.every_steps} steps: {plan.held_out:.0%} of the tasks of "
-        f"{names}, at most {plan.items} of each (evaluate.held_out)"
+        f"{names}, {MIN_HELD_OUT_TASKS} to {plan.items} of each or none (evaluate.held_out)"
     )
 
 
@@ -281,6 +282,9 @@ async def _print_progress(config: RunConfig, evaluations: EvaluationWatch) -> No
         await anyio.sleep(_PROGRESS_S)
         figures = await anyio.to_thread.run_sync(newest_figures, config.path)
         if figures != reported and "train/step" in figures:
+            before, step = reported.get("train/step", 0.0), figures["train/step"]
+            if step < before:
+                print(f"the trainer went back from step {before:.0f} to its newest checkpoint", flush=True)
             reported = figures
             print(progress_line(figures, config.training.steps, evaluations.summaries()), flush=True)
 

@@ -43,10 +43,15 @@ class LostGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_lost_generation(lost: LostGeneration | None) -> str:
-    """Say how much generation was lost and resumed; empty if none was."""
+    """Say how much generation was lost and resumed; empty if none was.
+
+    A turn that was under way when its process was killed is not in it: none is left that knows how long it took.
+    """
     if lost is None or not (lost.seconds or lost.groups or lost.resumed_groups):
         return ""
+    seconds = human_seconds(lost.seconds) if lost.seconds else "nothing"
+    resumed = human_seconds(lost.resumed_seconds) if lost.resumed_seconds else "nothing"
     return (
-        f"{human_seconds(lost.seconds)} of generation, {lost.groups} whole groups; resumed after kills: "
-        f"{human_seconds(lost.resumed_seconds)}, {lost.resumed_groups} groups"
+        f"of finished turns, adding up samples, since the environments' processes started: {seconds} lost, "
+        f"{lost.groups} whole groups; {resumed} resumed after a kill, {lost.resumed_groups} groups"
     )

@@ -1,5 +1,6 @@
 """Writes `summary.json` and plots into a run's folder when `lachesis up` ends."""
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -151,6 +152,8 @@ class RunSummaryWriter(RunWatcher):
         still = [one.notice for one in notices if one.until_ns is None]
         yield from (f"in the end: {line}" for line in notice_lines(still, time.time_ns()))
         yield from (f"during the run: {line}" for line in notice_lines(_past_warnings(notices), None))
+        if summary.state == "stopped":
+            yield f"go on: {shlex.join(['lachesis', 'up', '--run', self._config.run])}"
 
 
 def _past_warnings(notices: Sequence[PastNotice]) -> list[Notice]:

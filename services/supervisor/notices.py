@@ -8,17 +8,19 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import anyio
 
 from lachesis.pipeline.bus.disk_room import StoreFinding
+from lachesis.pipeline.bus.embedded import SERVER_LOG
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.common.disk import SHORTAGES, DeferredFile
+from lachesis.pipeline.common.machine_memory import free_on_machine, resident_bytes
 from lachesis.pipeline.common.process_state import STOPPED_STATES, describe_stop, process_state
 from lachesis.pipeline.common.ticks import sleep_until_tick
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.errors import InfrastructureError
 from lachesis.pipeline.notices.board import NoticeBoard
 from lachesis.pipeline.notices.changes import NoticeChanges, NoticeHistory, PastNotice
@@ -33,6 +35,7 @@ from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import LachesisError
 from lachesis.schemas.notices import MAX_NOTICES, Notice
 from lachesis.services.observe.notices import disk_notices, exhaustion_notices, expected_run, step_durations
+from lachesis.services.output import human_bytes
 from lachesis.services.preflight.exhaustion import find_exhaustion
 from lachesis.services.process.process_limits import ReachedLimit, reached_limits
 from lachesis.services.run.notices_file import NoticesWriter
@@ -46,6 +49,8 @@ _PROBE_S = 2.0
 _ANSWER_S = 4.0
 """Seconds in which the server must answer a question that takes milliseconds."""
 _EXHAUSTION_S = 5.0
+_MIN_FREE_BYTES = 512 << 20
+"""Free memory of the machine below which everything slows down, and the kernel soon ends processes."""
 _LEDGER_KEY = "ledger"
 
 
@@ -143,7 +148,7 @@ class RunNotices:
     def _server_notice(self, bus: NatsBus, error: str, answered_ns: int) -> Notice:
         pid = self._server_pid()
         state = "" if pid is None else process_state(pid)
-        why, mend = (str(bus.stall) if bus.stall is not None else error), "see nats.log in the run's folder"
+        why, mend = str(bus.stall or error), f"see {NATS_FOLDER}/{SERVER_LOG} in the run's folder"
         if pid is not None and state in STOPPED_STATES:
             why, mend = describe_stop(pid, state)
         elif self._config.nats is not None:
@@ -163,7 +168,9 @@ class RunNotices:
 
     async def _check_run(self) -> None:
         now = Moment(time.monotonic(), time.time_ns())
-        self._board.see_processes(self._processes())
+        processes = list(self._processes())
+        self._board.see_processes(processes)
+        self._board.report("memory", list(_memory_notices(processes, free_on_machine(), now.ns)))
         shortage = SHORTAGES.longest_wait_text
         self._board.report("shortage", [] if shortage is None else [_shortage_notice(shortage, now.ns)])
         self._board.report("limits", [_limit_notice(one, now.ns) for one in reached_limits()])
@@ -210,6 +217,22 @@ def _named(notice: Notice, text: str) -> str:
 def _limit_notice(limit: ReachedLimit, now_ns: int) -> Notice:
     what = f"{SUPERVISOR} {limit.text}"
     return Notice(key=limit.topic, source=SUPERVISOR, what=what, since_ns=now_ns, mend=limit.mend)
+
+
+def _memory_notices(processes: Iterable[ProcessFact], free: int | None, now_ns: int) -> Iterator[Notice]:
+    """Yield a notice if the machine has next to no memory left, with the process of the run that has the most."""
+    if free is None or free >= _MIN_FREE_BYTES:
+        return
+    sizes = [(resident_bytes(one.pid), one.name) for one in processes if one.pid is not None]
+    most, name = max(sizes, default=(0, ""))
+    yield Notice(
+        key="memory",
+        source=SUPERVISOR,
+        what=f"the machine has {human_bytes(free)} of memory left",
+        since_ns=now_ns,
+        why=f"{name} has {human_bytes(most)}, the most of this run's processes" if most else None,
+        mend="`lachesis plan` says what an optimizer step takes and what makes that less; or end what else runs here",
+    )
 
 
 def _shortage_notice(text: str, now_ns: int) -> Notice:

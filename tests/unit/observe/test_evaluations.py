@@ -216,7 +216,7 @@ async def test_up_prints_them_as_they_come_warns_once_and_names_the_best(lab, fo
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "held out of training and evaluated every 10 steps: 10% of the tasks of sums, at most 200 of each"),
+        ({}, "held out of training and evaluated every 10 steps: 10% of the tasks of sums, 8 to 200 of each or none"),
         ({"evaluation": {"exam": EnvironmentConfig(kind="x")}}, "evaluated every 10 steps: exam"),
         ({"mode": "observe"}, "no held-out evaluation: mode is observe"),
     ],

@@ -41,4 +41,9 @@ def test_top_and_status_show_it() -> None:
 def test_it_is_said_where_there_is_any() -> None:
     nothing = LostGeneration(seconds=0.0, groups=0, resumed_seconds=0.0, resumed_groups=0)
     assert [describe_lost_generation(one) for one in (None, nothing)] == ["", ""]
-    assert describe_lost_generation(ALL) == "50 s of generation, 3 whole groups; resumed after kills: 100 s, 3 groups"
+    since = "of finished turns, adding up samples, since the environments' processes started: "
+    said = "50 s lost, 3 whole groups; 100 s resumed after a kill, 3 groups"
+    assert describe_lost_generation(ALL) == since + said
+    begun = LostGeneration(seconds=0.0, groups=0, resumed_seconds=0.0, resumed_groups=2)
+    said = "nothing lost, 0 whole groups; nothing resumed after a kill, 2 groups"
+    assert describe_lost_generation(begun) == since + said

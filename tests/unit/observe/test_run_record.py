@@ -19,6 +19,9 @@ class _State:
     step = 40
 
 
+GO_ON = "go on: lachesis up --run r"
+
+
 def record(
     folder: Path, steps: int | None, monkeypatch: pytest.MonkeyPatch, *, resumes: bool = True
 ) -> RunSummaryWriter:
@@ -52,7 +55,7 @@ def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkey
     said = list(one.conclude([], [], {"trainer": 1}))
     assert said[0].startswith("run r stopped, from step 40 to 50 of 100 in ")
     assert said[0].endswith(" s, the first step after 7.0 s; reward 0.03 at first, 0.48 at last")
-    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}, plots in {tmp_path / 'plots'}"]
+    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}, plots in {tmp_path / 'plots'}", GO_ON]
     written = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
     assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
     assert (tmp_path / "plots" / "reward.png").is_file()
@@ -64,7 +67,7 @@ def test_an_end_after_too_few_steps_for_a_curve_draws_none_and_says_so(
 ) -> None:
     trained(tmp_path, 9)
     said = list(record(tmp_path, 100, monkeypatch).conclude([], [], {}))
-    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}; plots are drawn from 10 steps on"]
+    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}; plots are drawn from 10 steps on", GO_ON]
     assert not (tmp_path / "plots").exists()
     assert "plots" not in msgspec.json.decode((tmp_path / "summary.json").read_bytes())["places"]
 
@@ -104,7 +107,7 @@ def test_an_end_does_not_wait_for_room_and_leaves_no_summary_of_an_earlier_one(
     headline, *said = one.conclude([], [], {})
     assert headline.startswith("run r stopped")
     assert [line.partition(": the disk is full, at least ")[0] for line in said] == [
-        f"no summary in {tmp_path / 'summary.json'}", f"no plots in {tmp_path / 'plots'}",
+        f"no summary in {tmp_path / 'summary.json'}", f"no plots in {tmp_path / 'plots'}", GO_ON,
     ]  # fmt: skip
     assert not (tmp_path / "summary.json").exists()
     assert not list(tmp_path.rglob("*partial*"))
