@@ -17,6 +17,7 @@ __all__ = [
     "GroupDeclinedError",
     "HistoryLostError",
     "InfrastructureError",
+    "LanguageModelError",
     "LedgerError",
     "NotFoundError",
     "NotResumableError",
@@ -167,6 +168,10 @@ class GroupDeclinedError(EnvironmentCodeError):
 
 class ToolError(LachesisError, ValueError):
     """Raised by a tool to show the model what was wrong with its call; the model reads the text and goes on."""
+
+
+class LanguageModelError(LachesisError, RuntimeError):
+    """Raised when the model that names languages cannot be loaded; the text says why, and how to mend it."""
 
 
 class PolicyMovedError(InfrastructureError):

@@ -2,11 +2,14 @@
 
 Says nothing where it is not sure: of numbers, formulas, programs and a few words. The model takes some 70 MB of memory
 and half a second, so it is loaded when the first text is looked at, and a process that looks at none has none of it.
+It is unpacked by way of a temporary file, so a process needs one folder that it can write to.
 """
 
 import re
 from functools import cache
 from typing import Any
+
+from lachesis.pipeline.errors import LanguageModelError
 
 __all__ = ["language_of"]
 
@@ -22,7 +25,10 @@ _WORD_SCRIPTS = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufa
 
 
 def language_of(text: str) -> str | None:
-    """Return the ISO 639 code of the language that `text` is in, None where that is not clear."""
+    """Return the ISO 639 code of the language that `text` is in, None where that is not clear.
+
+    Raises `LanguageModelError` if the model cannot be loaded.
+    """
     letters = len(_LETTERS.findall(text))
     if letters < _MIN_LETTERS and letters + 2 * len(_WORD_SCRIPTS.findall(text)) < _MIN_LETTERS:
         return None
@@ -35,7 +41,13 @@ def _identifier() -> Any:
     from py3langid.langid import MODEL_DIR, MODEL_FILE, LanguageIdentifier
     from py3langid.modelio import load_model
 
-    weights, prior, languages, moves, rows, features = load_model(MODEL_DIR / MODEL_FILE)
+    try:
+        weights, prior, languages, moves, rows, features = load_model(MODEL_DIR / MODEL_FILE)
+    except OSError as error:
+        raise LanguageModelError(
+            f"no language is named, as py3langid's model cannot be unpacked: {error}. Set TMPDIR to a folder that this "
+            "process can write to; it takes some 70 MB for a moment"
+        ) from error
     known = [number for number, language in enumerate(languages) if language not in _VARIETIES]
     return LanguageIdentifier(  # of these alone: one that is restricted later holds all of them as well
         weights[:, known], prior[known], [languages[number] for number in known], moves, features,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.errors import LanguageModelError
 from lachesis.pipeline.health.logic.answer_traits import FORMS, MAX_WORDS, languages_of, phrases_of
 from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, mean
 from lachesis.pipeline.health.logic.paired_difference import PairedDifference
@@ -223,9 +224,16 @@ class LanguageCheck(_SpreadCheck):
     It warns if the share of one such language has risen by .25 since the first groups: what is usual there, because
     tasks ask for translations or questions are formulas, is no change. A warning becomes a quarantine where most
     answers are in the language and within groups those that are score more (z > 4): the policy is paid for it.
+    Without a folder for temporary files the model of languages cannot be loaded; then it is idle, and says so.
     """
 
     name = "language"
+
+    def evaluate(self, window: HealthWindow) -> CheckResult:
+        try:
+            return super().evaluate(window)
+        except LanguageModelError as error:
+            return CheckResult("idle", reason=str(error))
 
     def traits(self, excerpts: AnswerExcerpts) -> list[set[str] | None]:
         asked = languages_of(excerpts.prompt)

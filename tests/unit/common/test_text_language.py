@@ -2,9 +2,14 @@
 
 # ruff: noqa: RUF001 - other scripts are what is named
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
+from lachesis.pipeline.common import text_language
 from lachesis.pipeline.common.text_language import language_of
+from lachesis.pipeline.errors import LanguageModelError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,14 @@ from lachesis.pipeline.common.text_language import language_of
 )
 def test_a_language_is_named_where_it_is_clear(language, text):
     assert language_of(text) == language
+
+
+def test_without_a_folder_for_temporary_files_it_says_so_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_language._identifier.cache_clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(LanguageModelError, match="Set TMPDIR to a folder"):
+        language_of("So she has 18 eggs left. The answer is 18.")
+    (tmp_path / "none").mkdir()
+    assert language_of("So she has 18 eggs left. The answer is 18.") == "en"

@@ -2,9 +2,13 @@
 
 # ruff: noqa: RUF001 - other scripts are what is seen
 
+import tempfile
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from lachesis.pipeline.common import text_language
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.answer_traits import phrases_of
 from lachesis.pipeline.health.logic.check import HealthWindow
@@ -199,3 +203,17 @@ def test_scores_of_before_excerpts_say_nothing_and_states_are_bounded(groups, ch
     for _ in range(8):
         made.evaluate(HealthWindow(scores=[scored(groups, random_words) for _ in range(5)]))
         assert len(msgspec.msgpack.encode(made.state_dict())) < 64_000
+
+
+def test_without_a_folder_for_temporary_files_the_check_of_languages_is_idle_and_says_why(
+    groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_language._identifier.cache_clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monitor, found = EnvMonitor(HealthConfig()), {}
+    for _ in range(64):
+        monitor.score(scored(groups, lambda text: None))
+    found = {result.check: result for result in monitor.evaluate()}
+    assert found["language"].severity == "idle"
+    assert "Set TMPDIR to a folder that this process can write to" in found["language"].reason
+    assert found["phrases"].reason == "the first groups with excerpts are what later ones are compared with"
