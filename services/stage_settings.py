@@ -252,6 +252,7 @@ def scorer_settings(config: RunConfig) -> ScorerSettings:
         environments=scoring_settings(config),
         named=[rater for scoring in own for rater in (*scoring.raters, *scoring.promotable)],
         reads=config.trainer_reads,
+        excerpts=config.health.enabled and config.health.excerpts,
         promoted=lambda promotion: scoring_settings(config_under_promotion(promotion, config)),
     )
 

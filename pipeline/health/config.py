@@ -30,6 +30,11 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     off: list[str] = []
     """Checks that do not judge, by name (`lachesis health` shows them). `ledger` verifies the ledger of the run instead
     of an environment: its chain, its outcomes, and that the server can read all of it. Default none."""
+    excerpts: bool = True
+    """Whether scores carry how one group in four begins and ends, question and answers, 128 characters each end, for
+    the checks phrases and language, whose alerts quote words of them. False: scores and alerts quote no question and
+    no answer, save in what raters raise, and these two checks do not judge. Rollouts hold their texts as before.
+    Default true."""
     score_low: float = 0.0
     """The lowest score there is, for the saturation check. Default 0."""
     score_high: float = 1.0

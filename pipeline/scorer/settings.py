@@ -30,13 +30,14 @@ class EnvScoringSettings:
 class ScorerSettings:
     """`scoring`: the run's. `named`: all raters that the configuration names, which alone a promotion may bring in.
 
-    `reads`: what the run's trainer reads beside text tokens, None if another trains. `promoted` returns the
-    environments under a promotion, with the raters as the promotion names them. It raises `ConfigError` if the
-    promotion does not fit the run's configuration.
+    `reads`: what the run's trainer reads beside text tokens, None if another trains. `excerpts`: whether scores carry
+    how texts begin and end, for the health checks. `promoted` returns the environments under a promotion, with the
+    raters as the promotion names them. It raises `ConfigError` if the promotion does not fit the run's configuration.
     """
 
     scoring: ScoringConfig
     environments: Mapping[str, EnvScoringSettings]
     named: Sequence[RaterConfig]
     reads: TrainerReads | None
+    excerpts: bool
     promoted: Callable[[Promotion], Mapping[str, EnvScoringSettings]]

@@ -100,7 +100,7 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
             untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
-            excerpts=excerpts_of(rollout.group),
+            excerpts=excerpts_of(rollout.group) if settings.excerpts else None,
         )
         score = msgspec.structs.replace(score, signals=signals)
         scored = _ScoredGroup(score, scorer, promotion.first if promotion else None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from integration.health_runs import demo_bus, group_id, results_until, running, store_rollouts
 
+from lachesis.schemas import subjects
 from lachesis.schemas.rollout import Message
 from lachesis.services.run.load_messages import GroupShape, make_group
 
@@ -61,3 +62,19 @@ async def test_a_refusal_and_another_language_that_spread_are_named_across_a_kil
     assert phrases[-1].reason.startswith("refusal stands in ")
     assert "in another one than their question, 'de'" in language[-1].reason
     assert "within groups answers with it score more" in phrases[-1].reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carried", [True, False])
+async def test_texts_are_in_scores_and_alerts_only_if_excerpts_are_on(tmp_path: Path, carried: bool) -> None:
+    (tmp_path / "run.toml").write_text(f"{CONFIG}[health]\nexcerpts = {str(carried).lower()}\n")
+    async with demo_bus(tmp_path) as bus:
+        async with running(tmp_path, "scorer"), running(tmp_path, "health"):
+            await store_rollouts(bus, groups_of(random.Random(0)))
+            found = await results_until(bus, "words", FIRST + 200, "phrases", "language", "missing")
+        async with bus.read(subjects.EVENTS, ["rl.*.demo.live.words"], follow=False) as messages:
+            texts = [message.data.lower() async for message in messages]
+    assert len(found["missing"]) >= 4  # the other checks go on
+    assert any(b"farmer" in text for text in texts) == carried
+    assert any(b"sorry" in text for text in texts) == carried
+    assert bool(found["phrases"]) == bool(found["language"]) == carried

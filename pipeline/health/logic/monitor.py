@@ -98,6 +98,7 @@ def _checks(config: HealthConfig) -> list[Check]:
 LEDGER_CHECK = "ledger"
 """The check of the ledger itself, the same for every environment: `health/ledger_reader.py` does it."""
 _OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name, StepSizeCheck.name)
+_OF_EXCERPTS = (PhraseCheck.name, LanguageCheck.name)
 CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOutCheck.name)
 """The names of all checks that judge environments."""
 
@@ -152,7 +153,8 @@ class EnvMonitor:
         self._begin_groups()
 
     def _begin_groups(self) -> None:
-        self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
+        off = {*self._config.off, *(() if self._config.excerpts else _OF_EXCERPTS)}
+        self._checks = [check for check in _checks(self._config) if check.name not in off]
         window = self._config.window
         self._before: deque[list[float]] = deque(maxlen=max(_EARLIER_WINDOWS, math.ceil(_EARLIER_GROUPS / window)))
         self._seen: deque[int] = deque(maxlen=max(_MAX_SEEN_GROUPS, window))
