@@ -279,6 +279,7 @@ def _services(scope: Scope, further: Collection[str]) -> dict[str, Access]:
             hears=(subjects.heartbeat(run, "batcher"),),
             reads=(ROLLOUTS,),
             gets=(BUCKET,),  # which token ids the trainer knows
+            sets=(keys.fixed_samples(revision),),
         ),
         "teacher": row(
             "teacher",

@@ -8,6 +8,7 @@ with a column per quantity. Every item carries the stage stamps gathered on its 
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 import msgspec
@@ -38,6 +39,7 @@ __all__ = [
     "DeadLetter",
     "EvalEvent",
     "EvalExample",
+    "FixedRating",
     "GroupReward",
     "GroupScore",
     "GroupShaping",
@@ -174,6 +176,17 @@ class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     length: list[Finite]
 
 
+class FixedRating(msgspec.Struct, frozen=True, kw_only=True):
+    """How a fixed sample, that of number `sample` of `group`, was rated beside a group, once or several times: by
+    rater, and what was missing is left out. `raters` names how each of them was configured.
+    """
+
+    group: str
+    sample: Count
+    ratings: dict[str, list[Finite]]
+    raters: dict[str, str]
+
+
 class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Ratings of one group. Lists have one entry per sample; a missing rating is None and its status says why.
 
@@ -181,7 +194,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
     success. `figures` are what raters say further of each sample, by `RATER/FIGURE`: how well it meets a criterion, for
     instance. They enter no score, and neither do `controls`: what raters give the same samples as answers to another
-    task ({}: not rated so). `excluded` are the samples that the environment keeps from being trained on.
+    task ({}: not rated so), and `fixed`: a rating of a fixed sample, which says whether raters change (None: there is
+    none beside this group). `excluded` are the samples that the environment keeps from being trained on.
     `turn_rewards` are those of the rollout ([]: it has none), `turn_parents` the turns that they continue ([]: the ones
     before). `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
     checks and for people, who look at the live revision alone: elsewhere there are none.
@@ -191,6 +205,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     ratings: dict[str, list[Finite | None]]
     figures: dict[str, list[Finite | None]] = {}
     controls: dict[str, list[Finite | None]] = {}
+    fixed: FixedRating | None = None
     lengths: list[Count]
     statuses: dict[str, list[str]] = {}
     disagreement: tuple[Finite, Finite] | None = None
@@ -289,6 +304,13 @@ def _check_shaping(group: str, shaping: GroupShaping, n: int) -> None:
         raise SchemaError(f"group {group}: a bonus is NaN or infinite; a missing one is None")
 
 
+def _check_fixed(group: str, fixed: FixedRating) -> None:
+    if not is_group_id(fixed.group) or fixed.ratings.keys() != fixed.raters.keys():
+        raise SchemaError(f"group {group}: its fixed sample is of no group, or ratings and raters of it differ")
+    if not all(map(math.isfinite, chain.from_iterable(fixed.ratings.values()))):
+        raise SchemaError(f"group {group}: a rating of a fixed sample is NaN or infinite; a missing one is left out")
+
+
 def check_scores(groups: list[GroupScore]) -> None:
     """Raise `SchemaError` unless every list of every group fits, and every number is one."""
     _check_items(groups)
@@ -301,6 +323,8 @@ def check_scores(groups: list[GroupScore]) -> None:
         values = [item.scores, *columns, item.disagreement or (), (item.success,)]
         if not all(value is None or math.isfinite(value) for values in values for value in values):
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
+        if item.fixed is not None:
+            _check_fixed(item.group, item.fixed)
         if item.turn_rewards and len(item.turn_rewards) != n:
             raise SchemaError(f"group {item.group}: turn_rewards of {len(item.turn_rewards)} samples, where it has {n}")
         if item.turn_parents:

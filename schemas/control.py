@@ -1,6 +1,6 @@
 """Control messages: leases, policies, curriculum and state snapshots, run records and heartbeats."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.notices import Notice
-from lachesis.schemas.rollout import is_word
+from lachesis.schemas.rollout import Message, is_word
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "CurriculumSnapshot",
     "EpochClaim",
     "EpochRecord",
+    "FixedSample",
+    "FixedSamples",
     "Heartbeat",
     "HeldOutRecord",
     "LeaseReply",
@@ -186,6 +188,31 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
             raise SchemaError("weights: must be finite, not negative and not all zero")
         if self.names is not None and len(values) != len(self.names) + 1:
             raise SchemaError(f"weights: {len(values)} for {len(self.names)} names; there is one more than names")
+
+
+class FixedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sample of number `sample` of `group`, with all that raters see of it. `alike`: its group had one score."""
+
+    group: str
+    sample: Count
+    item: str
+    messages: list[Message]
+    task: dict[str, Any] = {}
+    tokens: Count
+    ending: str
+    opened: str = ""
+    alike: bool = False
+
+
+class FixedSamples(Event, frozen=True, kw_only=True):
+    """The samples of an environment that raters rate again and again, by the key `fixed_samples`. It only grows."""
+
+    samples: list[FixedSample] = []
+
+    def check(self) -> None:
+        for one in self.samples:
+            if not is_group_id(one.group) or all(message.role != "assistant" for message in one.messages):
+                raise SchemaError(f"samples: that of group {one.group[:40]!r} is of no group, or has no answer")
 
 
 class EpochClaim(msgspec.Struct, frozen=True, kw_only=True):

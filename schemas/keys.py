@@ -15,6 +15,7 @@ __all__ = [
     "attempts",
     "curriculum",
     "epoch",
+    "fixed_samples",
     "held_out",
     "inference",
     "prompts",
@@ -45,6 +46,11 @@ def curriculum(revision: str, env: str = "*") -> str:
 def epoch(env: str = "*") -> str:
     """How far an environment that shows every item once an epoch has come."""
     return f"epoch.{env}"
+
+
+def fixed_samples(revision: str, env: str = "*") -> str:
+    """Samples of an environment that raters rate again and again, so that a rater that changes is noticed."""
+    return f"fixed_samples.{revision}.{env}"
 
 
 def held_out(env: str = "*") -> str:

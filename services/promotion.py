@@ -19,7 +19,7 @@ from lachesis.schemas.promotion import Promotion, RewardSettings
 
 __all__ = ["config_under_promotion", "make_promotion"]
 
-_OF_THE_PROCESS = frozenset({"controls", "groups_at_once", "patience_s", "promotable"})
+_OF_THE_PROCESS = frozenset({"controls", "fixed_samples", "groups_at_once", "patience_s", "promotable"})
 """Settings of scoring and advantages that change no score."""
 
 

@@ -95,6 +95,11 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the groups whose answers are rated once more as answers to another task, from 0 to 1; so much more do
     the raters cost, judges among them. No score depends on it: the health check `task_blindness` sees by it that a
     rater pays whatever the task is. 0 switches it off. Default 1/8, .125."""
+    fixed_samples: float = 1 / 128
+    """Share of further ratings, of fixed samples: 32 answers of the environment's first groups, which are rated again
+    and again, one beside a group, so that the health check `rater_drift` sees a rater that changes. From 0 to 1, and at
+    most one rating a group. The answers, with all that raters see, are stored in the run's bucket, 2 MiB at most. 0
+    switches it off: nothing is stored. Default 1/128, .0078."""
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5
@@ -110,6 +115,10 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"scoring.patience_s is {self.patience_s}; give a number of seconds, 0 or more.")
         if not 0 <= self.controls <= 1:
             raise ConfigError(f"scoring.controls is {self.controls}; it is a share of the groups, from 0 to 1.")
+        if not 0 <= self.fixed_samples <= 1:
+            raise ConfigError(
+                f"scoring.fixed_samples is {self.fixed_samples}; it is a share of the ratings, from 0 to 1."
+            )
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")
         if not 0 <= self.threshold <= 1:

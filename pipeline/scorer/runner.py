@@ -93,13 +93,19 @@ class EnsembleRunner:
                     tasks.start_soon(calls.rate, samples, results[calls.member.name])
         return results
 
-    async def rate_controls(
-        self, samples: Sequence[Sample], own: Mapping[str, Sequence[Rating]]
-    ) -> dict[str, list[Rating]]:
-        """Return rater name -> one rating a sample, of samples that stand for `own` ones with another task.
+    @property
+    def rates_samples(self) -> bool:
+        """Whether any rater rates single samples, rather than those of a group together."""
+        return not all(calls.member.rater.rates_groups for calls in self._calls)
 
-        A sample that a rater did not rate under its own task is left out, and so are raters that rate groups: they
-        compare the samples. Nothing is retried, and no failure counts as one of the rater.
+    async def rate_once(
+        self, samples: Sequence[Sample], own: Mapping[str, Sequence[Rating]] | None = None
+    ) -> dict[str, list[Rating]]:
+        """Return rater name -> one rating a sample, of samples on which nothing depends.
+
+        Raters that rate groups are left out: they compare the samples. `own`: ratings of the same samples under their
+        own task; what a rater did not rate there is left out as well. Nothing is retried, and no failure counts as one
+        of the rater.
         """
         results = {
             calls.member.name: [Rating(None, "abstain")] * len(samples)
@@ -110,8 +116,8 @@ class EnsembleRunner:
             for calls in self._calls:
                 name = calls.member.name
                 for i in range(len(samples)) if name in results else ():
-                    if own[name][i].value is not None:
-                        tasks.start_soon(calls.rate_control, samples[i], results[name], i)
+                    if own is None or own[name][i].value is not None:
+                        tasks.start_soon(calls.rate_once, samples[i], results[name], i)
         return results
 
 
@@ -200,7 +206,7 @@ class _MemberCalls:
                         tasks.start_soon(self._rate_one, sample, column, i)
             found["rl.missing"] = sum([rating.status != "ok" for rating in column])
 
-    async def rate_control(self, sample: Sample, column: list[Rating], i: int) -> None:
+    async def rate_once(self, sample: Sample, column: list[Rating], i: int) -> None:
         """Rate a sample once, into `column`; every failure is a missing rating, and is forgotten."""
         async with self._slots:
             if self._breaker.is_open:

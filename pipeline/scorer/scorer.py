@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,9 +31,9 @@ from lachesis.pipeline.scorer.settings import EnvScoringSettings
 from lachesis.pipeline.tasks.thoughts import OPENED_KEY, opened_thought
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import Message, RolloutGroup
 
-__all__ = ["EnvironmentScorer", "load_scorer", "samples_of"]
+__all__ = ["EnvironmentScorer", "load_scorer", "sample_of", "samples_of"]
 
 log = logging.getLogger("lachesis")
 
@@ -87,6 +87,8 @@ class EnvironmentScorer:
         self._other_tasks = OtherTasks()
         self.control_ratings = 0
         """Ratings of answers for another task so far."""
+        self.fixed_ratings = 0
+        """Ratings of fixed samples so far."""
         members = load_members(scoring.raters)
         self._ensemble = None
         if members:
@@ -99,10 +101,28 @@ class EnvironmentScorer:
         """Which raters, or rewards of the environment, have rated nothing for how many groups."""
         self.digest = self._ensemble.ensemble.digest if self._ensemble else _ENVIRONMENT_ENSEMBLE
         self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
+        self.rater_digests = self._ensemble.ensemble.rater_digests if self._ensemble else {}
         self._shaping = shaping if shaping is not None and shaping.on else None
         if self._shaping is not None:
             content = msgspec.json.encode((self.digest, self._shaping, self._min_success))
             self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
+
+    @property
+    def rates_samples(self) -> bool:
+        """Whether any rater rates single samples, rather than those of a group together."""
+        return self._ensemble is not None and self._ensemble.runner.rates_samples
+
+    async def rate_fixed(self, sample: Sample, times: int) -> dict[str, list[float]]:
+        """Return by rater what it gives a sample, so many times: a list without what fails."""
+        if self._ensemble is None:
+            return {}
+        ratings = await self._ensemble.runner.rate_once([sample] * times)
+        self.fixed_ratings += len(ratings) * times
+        found = {
+            name: [value for value in column if value is not None]
+            for name, column in self._ensemble.ensemble.calibrate(ratings).items()
+        }
+        return {name: column for name, column in found.items() if column}
 
     @property
     def is_asynchronous(self) -> bool:
@@ -173,7 +193,7 @@ class EnvironmentScorer:
         self._other_tasks.remember(samples[0])
         if not exchanged:
             return {}
-        ratings = await by.runner.rate_controls(exchanged, own)
+        ratings = await by.runner.rate_once(exchanged, own)
         self.control_ratings += sum(own[name][i].value is not None for name in ratings for i in range(len(samples)))
         found = by.ensemble.calibrate(ratings)
         return {name: column for name, column in found.items() if any(value is not None for value in column)}
@@ -289,32 +309,41 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     The last assistant message is the completion, everything before it the prompt. Raises `DataError` if nothing can be
     rated.
     """
+    if not group.messages:
+        raise DataError("messages: empty, so raters have nothing to read")
     lengths, reasons = group.sequences.lengths, group.sequences.endings
     opened = opened_thought(str(group.metadata.get(OPENED_KEY, "")))
-    samples = []
-    builtins = msgspec.to_builtins(group.messages)
-    for i, conversation in enumerate(group.messages):
-        last = len(conversation) - 1
-        while last >= 0 and conversation[last].role != "assistant":
-            last -= 1
-        if last < 0:
-            raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
-        samples.append(
-            Sample(
-                prompt="\n".join([message.content for message in conversation[:last]]),
-                completion=conversation[last].content,
-                messages=builtins[i],
-                task=group.task,
-                token_count=lengths[i],
-                finish_reason=reasons[i],
-                item=group.item,
-                env=group.env,
-                opened=opened,
-            )
+    return [
+        sample_of(
+            conversation,
+            f"messages[{i}]",
+            task=group.task,
+            token_count=lengths[i],
+            finish_reason=reasons[i],
+            item=group.item,
+            env=group.env,
+            opened=opened,
         )
-    if not samples:
-        raise DataError("messages: empty, so raters have nothing to read")
-    return samples
+        for i, conversation in enumerate(group.messages)
+    ]
+
+
+def sample_of(conversation: Sequence[Message], where: str, **facts: Any) -> Sample:
+    """Return a conversation as raters see it, with `facts` for the other fields.
+
+    Raises `DataError`, which names `where` it stands, if no message is the assistant's.
+    """
+    last = len(conversation) - 1
+    while last >= 0 and conversation[last].role != "assistant":
+        last -= 1
+    if last < 0:
+        raise DataError(f"{where}: no assistant message, so there is nothing to rate")
+    return Sample(
+        prompt="\n".join([message.content for message in conversation[:last]]),
+        completion=conversation[last].content,
+        messages=msgspec.to_builtins(conversation),
+        **facts,
+    )
 
 
 def _own_rewards(group: RolloutGroup) -> tuple[EnsembleScores, dict[str, str]]:

@@ -22,6 +22,7 @@ from lachesis.pipeline.promotion.record import ActivePromotion
 from lachesis.pipeline.runtime.retries import RetryWait
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.runtime.stateless import StatelessStage, StoredRollout, run_stateless
+from lachesis.pipeline.scorer.fixed_samples import FixedSampleSet
 from lachesis.pipeline.scorer.logic.excerpts import excerpts_of
 from lachesis.pipeline.scorer.logic.rating_figures import RaterAgreement
 from lachesis.pipeline.scorer.logic.signals import signals_of
@@ -81,6 +82,7 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
         return promoted[key]
 
     unrated = _UnratedReport(service)
+    fixed: dict[str, FixedSampleSet] = {}
 
     async def handle(rollout: StoredRollout) -> _ScoredGroup:
         env = rollout.group.env
@@ -102,7 +104,12 @@ async def run_scorer(service: Service, settings: ScorerSettings) -> None:
             untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
             excerpts=excerpts_of(rollout.group) if settings.excerpts else None,
         )
-        score = msgspec.structs.replace(score, signals=signals)
+        if env not in fixed:
+            own = settings.environments.get(env)
+            fixed[env] = FixedSampleSet(service, env, (own.scoring if own else settings.scoring).fixed_samples)
+        again = await fixed[env].rate(rollout.group, score, scorer)
+        service.vitals.metrics[f"reward/{env}/fixed_ratings"] = float(scorer.fixed_ratings)
+        score = msgspec.structs.replace(score, signals=signals, fixed=again)
         scored = _ScoredGroup(score, scorer, promotion.first if promotion else None)
         agreement[env, scored.promoted].add_group(scored.score)
         if service.vitals.handled % _AGREEMENT_EVERY_GROUPS == 0:

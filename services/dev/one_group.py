@@ -133,8 +133,8 @@ def _check_environment(config: RunConfig, name: str) -> None:
 def one_group_config(config: RunConfig, name: str) -> RunConfig:
     """Return the configuration of a run that ends with one group of `name`.
 
-    The group is the batch. Raters are called one at a time, so that two breakpoints do not ask for input at once. What
-    becomes scores, rewards and advantages is as it was.
+    The group is the batch. Raters are called one at a time, so that two breakpoints do not ask for input at once, and
+    once for each sample. What becomes scores, rewards and advantages is as it was.
     """
     settings = config.environments[name]
     scoring = settings.scoring and _one_call_at_a_time(settings.scoring)
@@ -168,7 +168,9 @@ def one_group_config(config: RunConfig, name: str) -> RunConfig:
 
 def _one_call_at_a_time(scoring: ScoringConfig) -> ScoringConfig:
     return msgspec.structs.replace(
-        scoring, raters=[msgspec.structs.replace(rater, concurrency=1) for rater in scoring.raters]
+        scoring,
+        raters=[msgspec.structs.replace(rater, concurrency=1) for rater in scoring.raters],
+        fixed_samples=0.0,
     )
 
 

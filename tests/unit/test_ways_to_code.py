@@ -27,6 +27,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 pytestmark = [pytest.mark.hostile, pytest.mark.slow]
 
 FREE_FIELDS = {
+    "schemas.control.FixedSample": "data that raters are given",
     "schemas.promotion.RewardSettings": "scorer.promoted and promotion.record admit what a configuration names",
     "schemas.replay.RevisionRecord": "compared with a configuration, never loaded",
     "schemas.rollout.PackedGroup": "data that raters are given",

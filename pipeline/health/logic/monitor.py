@@ -34,6 +34,7 @@ from lachesis.pipeline.health.logic.length_hacking import LengthHacking
 from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.mode_collapse import ModeCollapse
 from lachesis.pipeline.health.logic.outlying_groups import OutlyingGroups
+from lachesis.pipeline.health.logic.rater_drift import RaterDrift
 from lachesis.pipeline.health.logic.rater_saturation import RaterSaturation
 from lachesis.pipeline.health.logic.rollout_training import RolloutTraining
 from lachesis.pipeline.health.logic.sequential import SlowDrift, StepChange
@@ -87,6 +88,7 @@ def _checks(config: HealthConfig) -> list[Check]:
         CollapseCheck(),
         UnconfirmedGain(),
         TaskBlindness(),
+        RaterDrift(),
         RaterSaturation(),
         OutlyingGroups(),
         UnpaidBonuses(),

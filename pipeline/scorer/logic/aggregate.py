@@ -83,12 +83,17 @@ class Ensemble:
         self._rule = _RULES.get(self.aggregation)
         self._vote_weights = _as_integers([member.weight for member in members])
         content = (1, self.members, self.aggregation, self.quorum, config.penalty, config.trim, config.threshold)
-        self.digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=12).hexdigest()
+        self.digest = _digest(content)
 
     @property
     def versions(self) -> dict[str, str]:
         """Rater name -> version."""
         return {member.name: member.version for member in self.members}
+
+    @property
+    def rater_digests(self) -> dict[str, str]:
+        """Rater name -> what names all that its ratings depend on: code, version, bounds and parameters."""
+        return {member.name: _digest(msgspec.structs.replace(member, weight=1.0)) for member in self.members}
 
     def calibrate(self, ratings: Mapping[str, Sequence[Rating]]) -> dict[str, list[float | None]]:
         """Return ratings of some of the members, by rater, moved and scaled to [0, 1]."""
@@ -144,6 +149,10 @@ class Ensemble:
             return _weighted_majority(x, votes, self._config.threshold)
         weights = [m.weight for m, rating in zip(self.members, sample, strict=True) if rating is not None]
         return math.fsum(w * v for w, v in zip(weights, x, strict=True)) / math.fsum(weights)
+
+
+def _digest(content: object) -> str:
+    return hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=12).hexdigest()
 
 
 def _default_quorum(aggregation: Aggregation, raters: int, trim: float) -> int:

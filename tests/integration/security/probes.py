@@ -45,8 +45,8 @@ _OTHERS = (
 _KEYS = tuple(
     f"$KV.lachesis_one.{key}"
     for key in (
-        "policy", "curriculum.live.words", "curriculum.live.far", "epoch.words", "epoch.far", "held_out.words",
-        "held_out.far", "prompts.words", "prompts.far", "inference.policy",
+        "policy", "curriculum.live.words", "curriculum.live.far", "fixed_samples.live.words", "epoch.words",
+        "epoch.far", "held_out.words", "held_out.far", "prompts.words", "prompts.far", "inference.policy",
         "inference.teacher", "inference.eval", "webhook.live",
         "attempts.scorer=one=live.7", "attempts.teacher=one=live.7", "supervisor", "store", "marks", "retention",
         "resume.words", "gateway.registry",

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import GroupScore, ScoreEvent, TeacherLogprobs
+from lachesis.schemas.annotations import FixedRating, GroupScore, ScoreEvent, TeacherLogprobs
 from lachesis.schemas.calls import GroupEnd, GroupStart, SessionCall, SessionEnd, TakeUpReply, ToolResults
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.columns import Column, as_bytes, view
 from lachesis.schemas.control import (
     CurriculumSnapshot,
+    FixedSample,
+    FixedSamples,
     Heartbeat,
     LeaseReply,
     LeaseRequest,
@@ -33,7 +35,7 @@ from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSp
 VERSION = str(PolicyVersion(12, "a1b2c3d4", "0123456789abcdef"))
 KINDS: list[type[Event]] = [
     RolloutGroup, ScoreEvent, TeacherLogprobs, CurriculumSnapshot, Heartbeat, LeaseReply, LeaseRequest, PolicyRecord,
-    LedgerEntry, TrainReport, GroupStart, SessionCall, SessionEnd, ToolResults, GroupEnd, TakeUpReply,
+    LedgerEntry, TrainReport, FixedSamples, GroupStart, SessionCall, SessionEnd, ToolResults, GroupEnd, TakeUpReply,
 ]  # fmt: skip
 
 
@@ -339,6 +341,34 @@ def test_scores_that_are_no_numbers() -> None:
     for scores in ([float("nan"), 1.0], [float("inf"), None], [1.0]):
         with pytest.raises(SchemaError):
             decode(ScoreEvent, event(scores))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"group": "x"}, {"raters": {}}, {"raters": {"other": "a"}}, {"ratings": {"judge": [1.0, float("nan")]}}],
+    ids=["no group", "no raters", "another rater", "nan"],
+)
+def test_ratings_of_fixed_samples_that_are_none(change: dict[str, Any]) -> None:
+    def event(fixed: FixedRating) -> bytes:
+        item = GroupScore(
+            group=SMALL.id, seq=1, item="i", policy_step=0, scores=[1.0], ratings={}, lengths=[3], fixed=fixed
+        )
+        return encode(ScoreEvent(run="r", env="e", revision="live", ensemble="x", raters={}, groups=[item]))
+
+    fixed = FixedRating(group=SMALL.id, sample=0, ratings={"judge": [1.0]}, raters={"judge": "a"})
+    assert decode(ScoreEvent, event(fixed)).groups[0].fixed == fixed
+    with pytest.raises(SchemaError):
+        decode(ScoreEvent, event(msgspec.structs.replace(fixed, **change)))
+
+
+def test_fixed_samples_are_of_groups_and_have_an_answer() -> None:
+    sample = FixedSample(
+        group=SMALL.id, sample=0, item="i", messages=[Message(role="assistant", content="4")], tokens=3, ending="stop"
+    )
+    assert decode(FixedSamples, encode(FixedSamples(samples=[sample]))).samples == [sample]
+    for change in ({"group": "x"}, {"messages": []}, {"messages": [Message(role="user", content="2+2?")]}):
+        with pytest.raises(SchemaError):
+            decode(FixedSamples, encode(FixedSamples(samples=[msgspec.structs.replace(sample, **change)])))
 
 
 @pytest.mark.parametrize("field", ["figures", "controls"])

@@ -52,6 +52,7 @@ HEARTBEAT = (
     "reward/ENV/length_bias/RATER",
     "reward/ENV/raters_away",
     "reward/ENV/control_ratings",
+    "reward/ENV/fixed_ratings",
     "reward_norm/ENV/open_windows",
     "reward_norm/ENV/score/mean",
     "reward_shaping/ENV/mean",

@@ -139,9 +139,11 @@ class RewardFold:
 def extended_digest(digest: str, seq: int, group: str, score: GroupScore | None, reward: GroupReward | None) -> str:
     """Return what names everything up to this group, where `digest` names everything before it.
 
-    Stamps and controls do not count, nor does what the rollout itself says.
+    Stamps, controls and ratings of fixed samples do not count, nor does what the rollout itself says.
     """
-    scored = msgspec.structs.replace(score, stamps=[], excluded=[], controls={}) if score is not None else None
+    scored = score
+    if score is not None:
+        scored = msgspec.structs.replace(score, stamps=[], excluded=[], controls={}, fixed=None)
     rewarded = msgspec.structs.replace(reward, tokens=None) if reward is not None else None
     content = msgspec.msgpack.encode((digest, seq, group, scored, rewarded), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()

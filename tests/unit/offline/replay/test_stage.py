@@ -103,7 +103,9 @@ async def test_all_history_under_the_live_settings_gives_the_live_rewards_to_the
     scores = [item for event in events for item in event.scores]
     assert all(score.signals for score in live_scores)
     assert any(score.controls for score in live_scores)
-    judged = [msgspec.structs.replace(score, signals=None, controls={}) for score in live_scores]  # for health alone
+    assert any(score.fixed for score in live_scores)
+    for_health_alone = {"signals": None, "controls": {}, "fixed": None}
+    judged = [msgspec.structs.replace(score, **for_health_alone) for score in live_scores]
     assert facts(scores) == facts(sorted(judged, key=lambda item: item.seq))
     assert [item.seq for event in events for item in event.unscored] == [5]
     assert await lab.bus.usage(subjects.EVENTS) == before
