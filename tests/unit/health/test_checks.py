@@ -41,6 +41,7 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
         "unpaid_bonuses",
         "phrases",
         "language",
+        "rater_drift",
     }
     assert monitor.standing.quarantined_from is None
 
