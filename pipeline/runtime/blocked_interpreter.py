@@ -5,6 +5,10 @@ interpreter back: then no thread of the process runs, so nothing in Python can s
 writes down where each thread stands (`faulthandler`). Guarantees that this happens only if the interpreter is held for
 about `HOLD_S`, that the process names the line once it can, and that `held_place` lets another process read it at once.
 If a signal stopped the whole process, or other processes took all processors, no code is named.
+
+That thread reads the others' stacks without the interpreter. If that is not held, but the process got no processor, or
+no memory, for as long, the others may run meanwhile, and one of some hundred reads crashes the process. So nothing is
+read for `_CALM_S` after the machine was short of either: a crowded one gives less and less before it gives nothing.
 """
 
 import faulthandler
@@ -26,6 +30,9 @@ __all__ = ["HOLD_S", "INTERPRETER_HOLDS", "InterpreterHolds", "held_place"]
 HOLD_S: Final = 1.5
 """Seconds for which no thread gets the interpreter, from which on it counts as held."""
 _ARM_S = 1.0
+_CALM_S = 10.0
+_SHORT_S = 0.25
+"""Seconds that a tick comes late, or threads wait for a processor between two, from which on the machine is short."""
 _LATE_S = 0.5
 """Seconds after the timer's end at which its thread must have written: one that is later did not run itself."""
 _NOTE = "held"
@@ -42,6 +49,8 @@ class InterpreterHolds:
         self._armed_s = 0.0
         self._armed_ns = 0
         self._delayed_ns = 0
+        self._short_s = float("-inf")
+        """When the machine was last short of processors or memory."""
         self._ended_s = float("-inf")
         self._slow = SlowCode("Python itself", HELD_CURE)
 
@@ -66,14 +75,28 @@ class InterpreterHolds:
             armed_s, armed_ns, delayed_ns = self._armed_s, self._armed_ns, self._delayed_ns
             if self._is_overdue():
                 self._ended_s = time.monotonic()
+            self._look_for_shortage(armed_s, delayed_ns, was_held=note.size > 0)
             self._arm(note)
             if note.size:
                 self._record(note, armed_s, armed_ns, (self._delayed_ns - delayed_ns) / 1e9)
 
+    def _look_for_shortage(self, armed_s: float, delayed_ns: int, *, was_held: bool) -> None:
+        """Note whether the process got too little of the machine since the last tick."""
+        now_s, delayed_s = time.monotonic(), (_delayed_ns() - delayed_ns) / 1e9
+        is_late = now_s - armed_s > _ARM_S + _SHORT_S and not was_held
+        if is_late or delayed_s > _SHORT_S:
+            self._short_s = now_s
+
     def _arm(self, note: ProcessNote) -> None:
-        """Restart the timer in one call: between two calls another thread could take the interpreter."""
+        """Restart the timer in one call: between two calls another thread could take the interpreter.
+
+        After a shortage it is stopped.
+        """
         self._armed_s, self._armed_ns, self._delayed_ns = time.monotonic(), time.time_ns(), _delayed_ns()
-        faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
+        if self._armed_s - self._short_s < _CALM_S:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            faulthandler.dump_traceback_later(HOLD_S, file=note.fd)
 
     def _record(self, note: ProcessNote, armed_s: float, armed_ns: int, delayed_s: float = 0.0) -> None:
         """Take in that the timer has ended, and for how long threads waited for a processor meanwhile."""

@@ -1,5 +1,6 @@
 """Code that holds the interpreter is named by its line, by its own process and by another one while it lasts."""
 
+import faulthandler
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.common.code_place import StackLine, holding_place, place_of
+from lachesis.pipeline.runtime import blocked_interpreter
 from lachesis.pipeline.runtime.blocked_interpreter import HOLD_S, InterpreterHolds, held_place
 from lachesis.pipeline.runtime.process_note import MAX_NOTE_BYTES, ProcessNote, read_note
 
@@ -100,6 +102,28 @@ def test_no_code_is_named_for_a_time_in_which_the_process_did_not_run(
     holds._record(note, armed_s, armed_ns, delayed_s)
     assert (holds.describe() is not None) == is_named
     assert note.size == 0
+    note.close()
+
+
+@pytest.mark.parametrize(
+    ("late_s", "delayed_s", "was_held", "is_armed"),
+    [(0.0, 0.0, False, True), (1.0, 0.0, False, False), (0.0, 1.0, False, False), (3.0, 0.0, True, True)],
+)
+def test_no_stack_is_read_where_the_machine_was_short_of_processors_or_memory(
+    late_s: float, delayed_s: float, was_held: bool, is_armed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read the stacks of threads that run may crash the process, and where the machine is short they may run."""
+    armed: list[bool] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: armed.append(True))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: armed.append(False))
+    monkeypatch.setattr(blocked_interpreter, "_delayed_ns", lambda: round(delayed_s * 1e9))
+    holds, note = InterpreterHolds(), ProcessNote("test")
+    holds._look_for_shortage(time.monotonic() - 1.0 - late_s, 0, was_held=was_held)
+    holds._arm(note)
+    assert armed == [is_armed]
+    holds._short_s -= 11.0
+    holds._arm(note)
+    assert armed[1:] == [True]
     note.close()
 
 
