@@ -120,8 +120,11 @@ async def facts_of(bus: Bus, config: RunConfig) -> Facts:
             event = decode(kind, message.data)
             about = msgspec.structs.asdict(event) | {"groups": None, "commit": None}
             found = scores if kind is ScoreEvent else rewards
+            left_out: dict[str, Any] = {"stamps": []} | (
+                {"fixed": None} if kind is ScoreEvent else {}
+            )  # dev rates none
             found += [
-                (one.seq, msgspec.msgpack.encode(msgspec.structs.replace(one, stamps=[])), about)
+                (one.seq, msgspec.msgpack.encode(msgspec.structs.replace(one, **left_out)), about)
                 for one in event.groups
             ]
     entries = await ledger(bus, config)
