@@ -56,7 +56,7 @@ def health(
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print(found, config.health.window)
     for line in notice_lines(notices, time.time_ns()):
         print(printable(f"notice: {line}"), file=sys.stderr if as_json else sys.stdout)
     full = any(one.stops and one.key.startswith(DISK) for one in notices)
@@ -82,9 +82,9 @@ async def _read(config: RunConfig) -> tuple[list[EnvHealth], list[Notice]]:
         return found, [] if ended else await notices_of_run(bus, config)
 
 
-def _print(found: Sequence[EnvHealth]) -> None:
+def _print(found: Sequence[EnvHealth], window: int) -> None:
     for health in found:
-        print(printable(f"{health.env}: {_says(health)}"))
+        print(printable(f"{health.env}: {_says(health, window)}"))
         if health.no_curriculum is not None:
             print(printable(f"no curriculum for {health.env}: {health.no_curriculum}"))
     print()
@@ -105,7 +105,7 @@ def _print(found: Sequence[EnvHealth]) -> None:
     print_table(("env", "check", "says", "value", "threshold", "windows", "reason", "groups"), rows)
 
 
-def _says(health: EnvHealth) -> str:
+def _says(health: EnvHealth, window: int) -> str:
     standing = health.standing
     if standing.halted:
         return f"HALTED by {standing.cause}: nothing is dispatched; fix the cause, then `lachesis resume {health.env}`"
@@ -115,7 +115,7 @@ def _says(health: EnvHealth) -> str:
             f"the cause, then `lachesis resume {health.env}`"
         )
     if not health.groups:
-        return "not checked yet: checks begin with a window of groups (health.window); `lachesis top` shows what runs"
+        return f"not checked yet: a check takes {window} groups (health.window); `lachesis top` shows what runs"
     worst = [result.check for result in health.results if result.severity == "warn"]
     return f"{health.groups} groups checked; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
 
@@ -147,11 +147,11 @@ async def _show(config: RunConfig, as_json: bool, history: RunHistory) -> None:
                 continue
             changed = event.standing != before.get(event.env, EnvironmentStanding()) or event.source == "resume"
             before[event.env] = event.standing
-            for line in _lines(event, changed=changed, as_json=as_json):
+            for line in _lines(event, config.health.window, changed=changed, as_json=as_json):
                 print(line, flush=True)
 
 
-def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
+def _lines(event: AlertEvent, window: int, *, changed: bool, as_json: bool) -> list[str]:
     if as_json:
         reported = {"env": event.env, "groups": event.groups, "standing": event.standing}
         return [json_text({**reported, "alert": alert}) for alert in event.alerts] or (
@@ -163,7 +163,7 @@ def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
     ]
     if changed:
         health = EnvHealth(env=event.env, standing=event.standing, groups=event.groups, results=event.results)
-        lines.append(f"{event.env}: {_says(health)}")
+        lines.append(f"{event.env}: {_says(health, window)}")
     return lines
 
 
