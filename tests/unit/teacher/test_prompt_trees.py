@@ -3,16 +3,15 @@
 from types import SimpleNamespace
 
 import anyio
-import msgspec
 import numpy as np
 import pytest
+from unit.teacher.token_rows import group_of
 
 from lachesis.pipeline.errors import InfrastructureError, UnreadableAnswerError
 from lachesis.pipeline.inference.prompt_logprobs import PromptTopLogprobs
 from lachesis.pipeline.teacher.requests import Teacher
-from lachesis.schemas.columns import as_bytes, view
+from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.packing import pack_mask
 
 K = 2
 ROWS = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 3, 4, 7, 8], [9, 9], [1, 2, 3], [1, 2, 3, 4, 7, 8]]
@@ -58,16 +57,7 @@ def right(tokens, k, start=0):
 
 @pytest.fixture
 def group(lab):
-    mask = [t > 0 for row in ROWS for t in range(len(row))]
-    made = lab.group(1, samples=len(ROWS))
-    sequences = msgspec.structs.replace(
-        made.sequences,
-        offsets=as_bytes(np.cumsum([0, *map(len, ROWS)]), "int32"),
-        tokens=as_bytes([token for row in ROWS for token in row], "int32"),
-        loss_mask=pack_mask(mask),
-        logprobs=as_bytes([-1.0 * one for one in mask], "float32"),
-    )
-    return made.replace(sequences=sequences)
+    return group_of(lab, ROWS)
 
 
 async def score(server, group, **capabilities):

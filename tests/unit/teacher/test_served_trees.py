@@ -3,18 +3,17 @@
 from types import SimpleNamespace
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from contract.inference_servers import KEY, reference, sharp_policy
+from unit.teacher.token_rows import group_of
 
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.prompt_tree import prompt_tree
 from lachesis.pipeline.teacher.requests import Teacher
-from lachesis.schemas.columns import as_bytes, view
+from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.packing import pack_mask
 
 pytestmark = pytest.mark.outside
 K = 4
@@ -47,19 +46,6 @@ def conversation():
         [*opening, *main],
         [*opening, *tokens(60)],
     ]
-
-
-def group_of(lab, rows):
-    mask = [t > 0 for row in rows for t in range(len(row))]
-    made = lab.group(1, samples=len(rows))
-    sequences = msgspec.structs.replace(
-        made.sequences,
-        offsets=as_bytes(np.cumsum([0, *map(len, rows)]), "int32"),
-        tokens=as_bytes([token for row in rows for token in row], "int32"),
-        loss_mask=pack_mask(mask),
-        logprobs=as_bytes([-1.0 * one for one in mask], "float32"),
-    )
-    return made.replace(sequences=sequences)
 
 
 async def test_a_tree_in_one_request_has_the_logprobs_and_the_likeliest_tokens_of_a_request_for_each_sequence(lab, url):
