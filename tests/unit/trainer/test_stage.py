@@ -262,7 +262,7 @@ async def test_a_trainer_that_runs_out_of_memory_goes_on_in_smaller_micro_batche
     assert tokens <= 20
     rows = [msgspec.json.decode(row) for row in (config.path / "metrics.jsonl").read_bytes().splitlines()]
     assert [row["train/microbatch_tokens"] for row in rows] == [tokens] * STEPS
-    assert f"micro-batches have at most {tokens} tokens instead of 4,096" in service.vitals.status_text
+    assert f"micro-batches have at most {tokens} tokens instead of 1,024" in service.vitals.status_text
     assert len([text for text in caplog.messages if "memory ran out" in text]) == 1
 
     await fill_on(lab, model, STEPS)  # its next life begins with what fits
