@@ -230,7 +230,7 @@ def _memory_notices(processes: Iterable[ProcessFact], free: int | None, now_ns: 
         source=SUPERVISOR,
         what=f"the machine has {human_bytes(free)} of memory left",
         since_ns=now_ns,
-        why=f"{name} has {human_bytes(most)}, the most of this run's processes" if most else None,
+        why=f"{name} has {human_bytes(most)}, the most of this run's processes" if most else "",
         mend="`lachesis plan` says what an optimizer step takes and what makes that less; or end what else runs here",
     )
 
