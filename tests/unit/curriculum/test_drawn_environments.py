@@ -64,7 +64,7 @@ async def test_the_service_names_the_environments_without_one(lab, caplog):
 async def test_health_says_so_beside_where_the_environment_stands(lab, capsys):
     found = [await read_health(lab.bus, CONFIG, env) for env in ("sums", "shop")]
     assert [health.no_curriculum is None for health in found] == [True, False]
-    _print(found)
+    _print(found, 64)
     shown = capsys.readouterr().out
     assert NONE in shown
     assert "no curriculum for sums" not in shown
