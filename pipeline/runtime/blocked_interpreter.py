@@ -7,8 +7,8 @@ about `HOLD_S`, that the process names the line once it can, and that `held_plac
 If a signal stopped the whole process, or other processes took all processors, no code is named.
 
 That thread reads the others' stacks without the interpreter. If that is not held, but the process got no processor, or
-no memory, for as long, the others may run meanwhile, and one of some hundred reads crashes the process. So nothing is
-read for `_CALM_S` after the machine was short of either: a crowded one gives less and less before it gives nothing.
+no memory, for as long, the others may run meanwhile, and such a read may crash the process. So nothing is read for
+`_CALM_S` after the machine was short of either: a crowded one gives less and less before it gives nothing.
 """
 
 import faulthandler
