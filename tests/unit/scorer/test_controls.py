@@ -2,13 +2,16 @@
 
 import msgspec
 import pytest
+from unit.scorer.rank_rater import Ranks
 
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.controls import OtherTasks, is_control
-from lachesis.pipeline.scorer.rater import Rater, Sample, rater
+from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
+
+__all__ = ["Ranks"]  # named by its place here
 
 
 @rater(bounds=(0.0, 2.0), inline=True)
@@ -27,15 +30,6 @@ def away_for_others(sample: Sample) -> float:
     if sample.completion != sample.task["answer"]:
         raise ConnectionError("away")
     return 1.0
-
-
-class Ranks(Rater):
-    """Rates the samples of a group by their places."""
-
-    name, bounds = "ranks", (0.0, 1.0)
-
-    def rate_group(self, samples):
-        return [i / len(samples) for i in range(len(samples))]
 
 
 def scorer(*raters: str, share: float = 1.0, has_controls: bool = True) -> EnvironmentScorer:

@@ -4,13 +4,14 @@ import anyio
 import msgspec
 import pytest
 from stages import run_scorer
+from unit.scorer.rank_rater import Ranks
 
 from lachesis.pipeline.bus.memory.memory_bus import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.runtime.service import Service
 from lachesis.pipeline.scorer.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scorer.fixed_samples import MAX_SAMPLES, FixedSampleSet, is_due
-from lachesis.pipeline.scorer.rater import Rater, Sample, rater
+from lachesis.pipeline.scorer.rater import Sample, rater
 from lachesis.pipeline.scorer.scorer import EnvironmentScorer
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
@@ -18,6 +19,8 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import FixedSamples
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
+
+__all__ = ["Ranks"]  # named by its place here
 
 KEY = keys.fixed_samples("live", "sums")
 CALLS: list[Sample] = []
@@ -37,15 +40,6 @@ def away_again(sample: Sample) -> float:
     if CALLS.count(sample) > 1:
         raise ConnectionError("away")
     return 1.0
-
-
-class Ranks(Rater):
-    """Rates the samples of a group by their places."""
-
-    name, bounds = "ranks", (0.0, 1.0)
-
-    def rate_group(self, samples):
-        return [i / len(samples) for i in range(len(samples))]
 
 
 def scoring(*raters: str, share: float = 1.0) -> ScoringConfig:

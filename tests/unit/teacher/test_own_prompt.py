@@ -2,37 +2,27 @@
 
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
-from contract.inference_servers import KEY, reference, sharp_policy
+from contract.inference_servers import KEY
+from unit.teacher.served_policy import policy, url
+from unit.teacher.token_rows import group_of
 
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.model.logprobs import token_logprobs
 from lachesis.pipeline.teacher.prompt import PromptTemplate
 from lachesis.pipeline.teacher.requests import Teacher
-from lachesis.schemas.columns import as_bytes, view
-from lachesis.schemas.packing import pack_mask
+from lachesis.schemas.columns import view
 from lachesis.schemas.rollout import Message
 
 torch = pytest.importorskip("torch")
 
+__all__ = ["policy", "url"]  # the fixtures
+
 pytestmark = pytest.mark.outside
 TEMPLATE = PromptTemplate("{question} It is {answer}.")
 TASK = {"answer": "{4}"}
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return sharp_policy(0)
-
-
-@pytest.fixture(scope="module")
-def url(policy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    with reference(policy, folder, folder) as found:
-        yield found
 
 
 def rendered(policy, text):
@@ -55,16 +45,7 @@ def a_group(lab, policy):
     opening = [Message(role="system", content="s"), Message(role="user", content="2+2?")]
     answer = Message(role="assistant", content="four")
     talks = [[*opening, answer], [*opening, answer, Message(role="user", content="sure?"), answer], [*opening, answer]]
-    group = lab.group(1, samples=3)
-    flat = [one for mask in masks for one in mask]
-    sequences = msgspec.structs.replace(
-        group.sequences,
-        offsets=as_bytes(np.cumsum([0, *map(len, rows)]), "int32"),
-        tokens=as_bytes([token for row in rows for token in row], "int32"),
-        loss_mask=pack_mask(flat),
-        logprobs=as_bytes([-1.0 * one for one in flat], "float32"),
-    )
-    return group.replace(sequences=sequences, messages=talks, task=TASK), rows, masks, prompt
+    return group_of(lab, rows, masks).replace(messages=talks, task=TASK), rows, masks, prompt
 
 
 async def score(url, group, *, top_k=0, prompt=TEMPLATE, branches=True):

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from contract.inference_servers import KEY, reference, sharp_policy
+from contract.inference_servers import KEY
+from unit.teacher.served_policy import policy, url
 from unit.teacher.token_rows import group_of
 
 from lachesis.pipeline.inference.client import InferenceClient
@@ -15,20 +16,10 @@ from lachesis.pipeline.teacher.requests import Teacher
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import DataError
 
+__all__ = ["policy", "url"]  # the fixtures
+
 pytestmark = pytest.mark.outside
 K = 4
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return sharp_policy(0)
-
-
-@pytest.fixture(scope="module")
-def url(policy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    with reference(policy, folder, folder) as found:
-        yield found
 
 
 def conversation():

@@ -9,9 +9,10 @@ from lachesis.schemas.packing import pack_mask
 __all__ = ["group_of"]
 
 
-def group_of(lab, rows):
-    """Return a group whose samples have these tokens; all but the first of each are trained."""
-    mask = [t > 0 for row in rows for t in range(len(row))]
+def group_of(lab, rows, masks=None):
+    """Return a group whose samples have these tokens, trained by `masks`; None: all but the first of each."""
+    masks = masks or [[t > 0 for t in range(len(row))] for row in rows]
+    mask = [one for own in masks for one in own]
     made = lab.group(1, samples=len(rows))
     sequences = msgspec.structs.replace(
         made.sequences,
