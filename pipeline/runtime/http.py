@@ -37,9 +37,9 @@ __all__ = [
 
 
 KEEP_ALIVE_S = 75
-_DATE_S = 1.0
 """Well above the 5 s after which common clients (httpx, and so OpenAI's and Anthropic's) drop a connection: one that
 the server closes first may be closed under a request that was just sent, which not every client sends again."""
+_DATE_S = 1.0
 
 
 class RequestCounter:
